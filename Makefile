@@ -115,7 +115,7 @@ build/sanitize/programs: .venv/.dev native/fuzz/make_seeds.py $(wildcard tests/r
 # Fuzz the native loader and the engine, then the readers of untrusted files (docs/explanation/hardening.md), FUZZ_SECONDS each. A
 # finding is kept in build/fuzz and fails the run.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= program detector safetensors torch npz image coco results recipe settings classes shard
+FUZZ_TARGETS ?= program detector safetensors embeddings torch npz image coco results recipe settings classes shard
 fuzz: fuzz-loader fuzz-readers
 
 # Atheris has wheels for some platforms only. Without it, only the native loader is fuzzed.

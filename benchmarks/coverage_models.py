@@ -18,7 +18,7 @@ from torch import Tensor, nn
 DECLARED: list[torch.library.Library] = []  # a garbage-collected Library unregisters its operators
 MANY = 100_000_000  # a model with more parameters is built with two blocks
 
-# Modules of timm by the share of names that must pass.
+# Modules of timm. Of the model names in each list, at least 90 % (TIMM_90) or 60 % (TIMM_60) must quantize and run.
 TIMM_90 = [
     "vision_transformer",
     "deit",
@@ -68,7 +68,7 @@ def library(name: str) -> ModuleType:
 
 
 def randomised(module: nn.Module) -> nn.Module:
-    """Change parameters and statistics that are constant after construction, so that no term vanishes."""
+    """Add noise to tensors that are all zeros, all ones or the like after construction, so that no term vanishes."""
     generator = torch.Generator().manual_seed(0)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.is_floating_point() and tensor.numel() and bool((tensor == tensor.flatten()[0]).all()):

@@ -1,7 +1,7 @@
 """Check a hardware model against golden vectors, op by op: python examples/golden.py FOLDER
 
 FOLDER is written by `fqvit export FILE.fqvit --to vectors -o FOLDER`. Here the "hardware" is a few lines of Python that only
-implement `linear`; replace them with your simulator. All values must be equal: there is no tolerance.
+implement `linear` without weight groups; replace them with your simulator. All values must be equal: there is no tolerance.
 """
 
 from __future__ import annotations
@@ -44,4 +44,4 @@ for op in manifest["ops"]:
         if not np.array_equal(hardware_linear(op), array(op["output"])):
             sys.exit(f"op {op['number']}, {op['output']}: differs")
         checked += 1
-print(f"{checked} of {len(manifest['ops'])} ops are linear, and all their values are equal")
+print(f"checked {checked} of {len(manifest['ops'])} ops: all their values are equal")

@@ -168,7 +168,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def split_held_out(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the held-out images and of those to train on, in random order."""
+    """Return the indices of the held-out images and of those to train on, in random order."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order[:HELD_OUT], order[HELD_OUT:]
 

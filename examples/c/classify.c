@@ -22,13 +22,15 @@ static fqvit_image read_ppm(const char* path) {
     fqvit_image image = {NULL, 0, 0, 3, 0};
     FILE* file = fopen(path, "rb");
     if (file == NULL) fail("the image cannot be opened.");
-    if (fscanf(file, "P6 %u %u 255%*1c", &image.width, &image.height) != 2 || image.width - 1 > 16383 ||
-        image.height - 1 > 16383) {
-        fail("the image is not a binary PPM of at most 16384 x 16384 pixels.");
+    unsigned maximum;
+    if (fscanf(file, "P6 %u %u %u%*1c", &image.width, &image.height, &maximum) != 3 || maximum != 255 ||
+        image.width - 1 > 16383 || image.height - 1 > 16383) {
+        fail("the image is not a binary PPM with 8 bits per value and at most 16384 x 16384 pixels.");
     }
     const size_t bytes = (size_t)image.width * image.height * 3;
     uint8_t* pixels = malloc(bytes);
-    if (pixels == NULL || fread(pixels, 1, bytes, file) != bytes) fail("the image is truncated.");
+    if (pixels == NULL) fail("not enough memory.");
+    if (fread(pixels, 1, bytes, file) != bytes) fail("the image is truncated.");
     fclose(file);
     image.pixels = pixels;
     return image;

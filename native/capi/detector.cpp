@@ -70,9 +70,9 @@ void check_image(const fqvit_image* image) {
     require_argument(image->channels == 1 || image->channels == 3 || image->channels == 4,
                      "image: " + std::to_string(image->channels) + " channels, expected 1, 3 or 4");
     const std::uint64_t row = std::uint64_t{image->width} * image->channels;
-    require_argument(
-        image->stride == 0 || (image->stride >= row && image->stride <= Preprocess::MAX_IMAGE_STRIDE),
-        "image: a stride of " + std::to_string(image->stride) + ", expected at least " + std::to_string(row));
+    require_argument(image->stride == 0 || (image->stride >= row && image->stride <= Preprocess::MAX_IMAGE_STRIDE),
+                     "image: a stride of " + std::to_string(image->stride) + ", expected " + std::to_string(row) +
+                         " to " + std::to_string(Preprocess::MAX_IMAGE_STRIDE));
 }
 
 // Returns the image as RGB. buffer: memory for the pixels if they must be converted

@@ -1,5 +1,5 @@
 // Detects at run time which integer instructions the CPU and the operating system support, so that one build serves
-// every machine. Covers x86-64 and AArch64 (Linux, macOS); on other systems every feature is false.
+// every machine. Covers x86-64 (GCC, Clang) and AArch64 (Linux, macOS); elsewhere every feature is false.
 #pragma once
 
 #include <cstdint>

@@ -149,8 +149,8 @@ void Engine::State::add_ops(const Program& program) {
 void Engine::State::add_outputs(const Program& program) {
     for (const std::string& name : program.outputs) {
         const auto found = values.numbers.find(name);
-        require(found != values.numbers.end() && (found->second == 0 || is_buffer(found->second)), "output: reads '",
-                name, "' before any op writes it");
+        require(found != values.numbers.end() && (found->second == 0 || is_buffer(found->second)),
+                "output: no op writes '", name, "'");
         require(std::count(program.outputs.begin(), program.outputs.end(), name) == 1, "output: '", name,
                 "' is listed as an output twice");
         outputs.push_back(found->second);

@@ -66,7 +66,7 @@ public:
 private:
     const Value& buffer(const std::string& name) const {
         const int number = engine_.find(name);
-        require(number >= 0, "reads '", name, "' before any op writes it");
+        require(number >= 0, "no op writes '", name, "'");
         return engine_.value(number);
     }
 

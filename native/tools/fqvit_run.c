@@ -1,7 +1,8 @@
 /*
- * fqvit-run: classify images with a .fqvit file, without Python.
+ * fqvit-run: classify images, or compute their embeddings, with a .fqvit file, without Python.
  *
- *   fqvit-run MODEL.fqvit IMAGE.ppm... [--top N] [--threads N] [--isa NAME] [--repeat N] [-o FILE] [--json]
+ *   fqvit-run MODEL.fqvit IMAGE.ppm... [--top N] [--output NAME] [--threads N] [--isa NAME] [--repeat N] [-o FILE]
+ * [--json]
  *
  * Exits with 0, or with 2 and one line on the standard error.
  */
@@ -20,15 +21,16 @@
 static const char USAGE[] =
     "usage: fqvit-run MODEL.fqvit IMAGE.ppm... [options]\n"
     "\n"
-    "Classify binary PPM or PGM images with a quantized model, using integers only.\n"
+    "Classify binary PPM or PGM images with a quantized model, or compute their embeddings, using integers only.\n"
     "\n"
     "  --top N        show the N best classes (default: 5)\n"
+    "  --output NAME  the output to show and to write, such as embedding (default: the first)\n"
     "  --threads N    threads of a run, 1 to 256 (default: 1)\n"
     "  --isa NAME     instruction set (default: the fastest); --isa list shows those of this CPU\n"
     "  --repeat N     run N times and report the fastest time (default: 1)\n"
-    "  -o FILE        write output 0 of all images to FILE, one after the other: integers in the byte order\n"
+    "  -o FILE        write the output for all images to FILE, one after the other: integers in the byte order\n"
     "                 of this machine\n"
-    "  --json         print one JSON object per image\n"
+    "  --json         print one JSON object per image, with all integers of an output that is not logits\n"
     "  --version      print the version\n"
     "  --help         print this text\n"
     "  --             what follows are names of files, even if they begin with -\n"
@@ -36,7 +38,7 @@ static const char USAGE[] =
     "Exits with 0, or with 2 and one line on the standard error.\n";
 
 struct options {
-    const char *model, *isa, *output;
+    const char *model, *isa, *output, *output_name;
     const char** images;
     int image_count, top, repeat, json;
     uint32_t threads;
@@ -91,13 +93,15 @@ static int parse(int count, char** arguments, struct options* options) {
         }
         const int is_number =
             strcmp(name, "--top") == 0 || strcmp(name, "--threads") == 0 || strcmp(name, "--repeat") == 0;
-        if (!is_number && strcmp(name, "--isa") != 0 && strcmp(name, "-o") != 0) {
+        const int is_text = strcmp(name, "--isa") == 0 || strcmp(name, "-o") == 0 || strcmp(name, "--output") == 0;
+        if (!is_number && !is_text) {
             return fail("%s: unknown option. fqvit-run --help lists the options.", name);
         }
         if (i + 1 == count) return fail("%s: no value. fqvit-run --help lists the options.", name);
         const char* value = arguments[++i];
         if (strcmp(name, "--isa") == 0) options->isa = value;
         if (strcmp(name, "-o") == 0) options->output = value;
+        if (strcmp(name, "--output") == 0) options->output_name = value;
         if (!is_number) continue;
         const long most = strcmp(name, "--threads") == 0 ? 256 : 1000000, number = number_of(value, most);
         if (number == 0) return fail("%s: %s, expected a number from 1 to %ld.", name, value, most);
@@ -148,19 +152,83 @@ static void report_classes(const fqvit_model* model, const fqvit_tensor* output,
     }
 }
 
-static void report(const fqvit_model* model, const fqvit_description* about, const fqvit_tensor* output, const void* y,
+static const char* dtype_name(fqvit_dtype dtype) {
+    return dtype == FQVIT_U8 ? "u8" : dtype == FQVIT_U16 ? "u16" : "i32";
+}
+
+static long integer_at(const fqvit_tensor* output, const void* y, uint64_t i) {
+    if (output->dtype == FQVIT_U8) return ((const uint8_t*)y)[i];
+    return output->dtype == FQVIT_U16 ? (long)((const uint16_t*)y)[i] : (long)((const int32_t*)y)[i];
+}
+
+static uint64_t integer_count(const fqvit_tensor* output) {
+    uint64_t count = 1;
+    for (uint32_t i = 0; i < output->axes; ++i) count *= (uint64_t)output->shape[i];
+    return count;
+}
+
+static void print_shape(const fqvit_tensor* output) {
+    for (uint32_t i = 0; i < output->axes; ++i) printf("%s%lld", i == 0 ? "" : ", ", (long long)output->shape[i]);
+}
+
+/* Prints the members of a JSON object that describe an embedding or other features: its integers and what they mean. */
+static void report_integers(const fqvit_tensor* output, const void* y) {
+    printf("\"dtype\": \"%s\", \"scale\": %.17g, \"zero_point\": %lld, ", dtype_name(output->dtype), output->scale,
+           (long long)output->zero_point);
+    if (output->alpha != NULL) {
+        printf("\"alpha\": [");
+        for (int64_t c = 0; c < output->shape[output->axes - 1]; ++c) {
+            printf("%s%u", c == 0 ? "" : ", ", (unsigned)output->alpha[c]);
+        }
+        printf("], ");
+    }
+    printf("\"integers\": [");
+    const uint64_t count = integer_count(output);
+    for (uint64_t i = 0; i < count; ++i) printf("%s%ld", i == 0 ? "" : ", ", integer_at(output, y, i));
+    printf("], ");
+}
+
+/* The outputs of a model. chosen: the number of the one to report */
+struct outputs {
+    fqvit_tensor* tensors;
+    void** ys;
+    size_t* sizes;
+    uint32_t count, chosen;
+};
+
+static void report_other_outputs(const struct outputs* outputs) {
+    fputs("  other outputs: ", stdout);
+    for (uint32_t i = 0, printed = 0; i < outputs->count; ++i) {
+        if (i == outputs->chosen) continue;
+        if (printed++ > 0) fputs(", ", stdout);
+        print_plain_text(stdout, outputs->tensors[i].output_name);
+    }
+    puts(" (select one with --output NAME)");
+}
+
+static void report(const fqvit_model* model, const fqvit_description* about, const struct outputs* outputs,
                    const char* image, const struct times* times, const struct options* options) {
+    const fqvit_tensor* output = &outputs->tensors[outputs->chosen];
+    const void* y = outputs->ys[outputs->chosen];
     const int is_classifier = strcmp(output->kind, "logits") == 0;
     if (options->json) {
         printf("{\"image\": ");
         print_json_text(image);
         printf(", \"model\": ");
         print_json_text(about->model);
-        printf(", \"fingerprint\": \"%s\", \"output\": \"%s\", \"shape\": [", about->fingerprint, output->kind);
-        for (uint32_t i = 0; i < output->axes; ++i) printf("%s%lld", i == 0 ? "" : ", ", (long long)output->shape[i]);
-        printf("], \"top\": [");
-        if (is_classifier) report_classes(model, output, y, options);
-        printf("], \"isa\": \"%s\", \"threads\": %u, ", about->instruction_set, (unsigned)about->threads);
+        printf(", \"fingerprint\": \"%s\", \"output\": ", about->fingerprint);
+        print_json_text(output->output_name);
+        printf(", \"kind\": \"%s\", \"shape\": [", output->kind);
+        print_shape(output);
+        printf("], ");
+        if (is_classifier) {
+            printf("\"top\": [");
+            report_classes(model, output, y, options);
+            printf("], ");
+        } else {
+            report_integers(output, y);
+        }
+        printf("\"isa\": \"%s\", \"threads\": %u, ", about->instruction_set, (unsigned)about->threads);
         printf("\"load_ms\": %.3f, \"preprocess_ms\": %.3f, \"run_ms\": %.3f}\n", times->load, times->preprocess,
                times->run);
         return;
@@ -172,14 +240,18 @@ static void report(const fqvit_model* model, const fqvit_description* about, con
     if (is_classifier) {
         report_classes(model, output, y, options);
     } else {
-        printf("  %s, %llu bytes%s\n", output->kind, (unsigned long long)output->bytes,
-               options->output == NULL ? "; write them with -o FILE" : "");
+        fputs("  ", stdout);
+        print_plain_text(stdout, output->output_name);
+        printf(": %s [", dtype_name(output->dtype));
+        print_shape(output);
+        printf("]%s\n", options->output == NULL ? "; print it with --json or write it with -o FILE" : "");
     }
+    if (outputs->count > 1 && options->output_name == NULL) report_other_outputs(outputs);
 }
 
 /* Prepares and runs one image. Returns 0, or 2 after a message. */
-static int run_image(fqvit_model* model, const char* path, uint8_t* input, const fqvit_tensor* in, uint8_t* y,
-                     const fqvit_tensor* out, struct times* times, const struct options* options) {
+static int run_image(fqvit_model* model, const char* path, uint8_t* input, const fqvit_tensor* in,
+                     const struct outputs* outputs, struct times* times, const struct options* options) {
     fqvit_image image = {NULL, 0, 0, 0, 0};
     char problem[256];
     if (read_ppm(path, &image, problem, sizeof problem) != 0) return fail("%s: %s.", path, problem);
@@ -190,7 +262,7 @@ static int run_image(fqvit_model* model, const char* path, uint8_t* input, const
     if (prepared != FQVIT_OK) return fail("%s: %s", path, fqvit_last_error());
     for (int round = 0; round < options->repeat; ++round) {
         start = now_ms();
-        if (fqvit_model_run(model, input, 1, y, (size_t)out->bytes) != FQVIT_OK) {
+        if (fqvit_model_run_all(model, input, 1, outputs->ys, outputs->sizes, outputs->count) != FQVIT_OK) {
             return fail("%s: %s", path, fqvit_last_error());
         }
         const double taken = now_ms() - start;
@@ -206,27 +278,63 @@ static int write_file(const char* path, const void* data, size_t size) {
     return is_written ? 0 : fail("%s: cannot be written (%s).", path, strerror(errno));
 }
 
+/* Describes and allocates all outputs and finds the chosen one. Returns 0, or 2 after a message. */
+static int open_outputs(const fqvit_model* model, uint32_t count, const char* name, struct outputs* outputs) {
+    outputs->tensors = calloc(count, sizeof(fqvit_tensor));
+    outputs->ys = calloc(count, sizeof(void*));
+    outputs->sizes = calloc(count, sizeof(size_t));
+    if (outputs->tensors == NULL || outputs->ys == NULL || outputs->sizes == NULL) return fail("not enough memory.");
+    outputs->count = count;
+    int is_found = name == NULL;
+    for (uint32_t i = 0; i < count; ++i) {
+        if (fqvit_model_output(model, i, &outputs->tensors[i], sizeof(fqvit_tensor)) != FQVIT_OK) {
+            return fail("%s", fqvit_last_error());
+        }
+        outputs->sizes[i] = (size_t)outputs->tensors[i].bytes;
+        outputs->ys[i] = malloc(outputs->sizes[i]);
+        if (outputs->ys[i] == NULL) return fail("not enough memory.");
+        if (!is_found && strcmp(outputs->tensors[i].output_name, name) == 0) {
+            outputs->chosen = i;
+            is_found = 1;
+        }
+    }
+    if (is_found) return 0;
+    char known[1000] = "";
+    for (uint32_t i = 0; i < count; ++i) {
+        const size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i == 0 ? "" : ", ", outputs->tensors[i].output_name);
+    }
+    return fail("--output: %s: the model has no such output, expected one of %s.", name, known);
+}
+
+static void free_outputs(struct outputs* outputs) {
+    for (uint32_t i = 0; i < outputs->count; ++i) free(outputs->ys[i]);
+    free(outputs->tensors), free(outputs->ys), free(outputs->sizes);
+}
+
 static int run_images(fqvit_model* model, struct times* times, const struct options* options) {
     fqvit_description about;
-    fqvit_tensor in, out;
+    fqvit_tensor in;
+    struct outputs outputs = {NULL, NULL, NULL, 0, 0};
     if (fqvit_model_describe(model, &about, sizeof about) != FQVIT_OK ||
-        fqvit_model_input(model, &in, sizeof in) != FQVIT_OK ||
-        fqvit_model_output(model, 0, &out, sizeof out) != FQVIT_OK) {
+        fqvit_model_input(model, &in, sizeof in) != FQVIT_OK) {
         return fail("%s", fqvit_last_error());
     }
+    int result = open_outputs(model, about.outputs, options->output_name, &outputs);
     /* Written at the end, so that a bad image leaves no part of a file. */
-    const size_t bytes = (size_t)out.bytes, images = (size_t)options->image_count;
+    const size_t bytes = result == 0 ? outputs.sizes[outputs.chosen] : 1, images = (size_t)options->image_count;
     const size_t kept = options->output == NULL ? 1 : images;
     uint8_t* input = malloc((size_t)in.bytes);
-    uint8_t* ys = kept > SIZE_MAX / bytes ? NULL : malloc(kept * bytes);
-    int result = input == NULL || ys == NULL ? fail("not enough memory.") : 0;
+    uint8_t* all = kept > SIZE_MAX / bytes ? NULL : malloc(kept * bytes);
+    if (result == 0 && (input == NULL || all == NULL)) result = fail("not enough memory.");
     for (size_t i = 0; result == 0 && i < images; ++i) {
-        uint8_t* y = ys + (options->output == NULL ? 0 : i) * bytes;
-        result = run_image(model, options->images[i], input, &in, y, &out, times, options);
-        if (result == 0) report(model, &about, &out, y, options->images[i], times, options);
+        result = run_image(model, options->images[i], input, &in, &outputs, times, options);
+        if (result == 0) report(model, &about, &outputs, options->images[i], times, options);
+        if (result == 0 && options->output != NULL) memcpy(all + i * bytes, outputs.ys[outputs.chosen], bytes);
     }
-    if (result == 0 && options->output != NULL) result = write_file(options->output, ys, images * bytes);
-    free(input), free(ys);
+    if (result == 0 && options->output != NULL) result = write_file(options->output, all, images * bytes);
+    free(input), free(all);
+    free_outputs(&outputs);
     return result;
 }
 
@@ -254,7 +362,7 @@ static int run_command(int count, char** arguments) {
         if (strcmp(arguments[i], "--version") == 0) return printf("fqvit-run %s\n", fqvit_version()), 0;
         if (is_list) return list_instruction_sets(), 0;
     }
-    struct options options = {NULL, NULL, NULL, NULL, 0, 5, 1, 0, 1};
+    struct options options = {NULL, NULL, NULL, NULL, NULL, 0, 5, 1, 0, 1};
     options.images = malloc(sizeof(char*) * (size_t)(count + 1));
     if (options.images == NULL) return fail("not enough memory.");
     int result = parse(count, arguments, &options);

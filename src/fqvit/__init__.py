@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from fqvit.distributed.workers import Workers as Workers
     from fqvit.evaluate.accuracy import measure as measure
     from fqvit.frontend.load import load_model as load_model
+    from fqvit.inference.embeddings import Embeddings as Embeddings
     from fqvit.inference.model import Model as Model
     from fqvit.inference.model import load as load
+    from fqvit.inference.search import nearest as nearest
     from fqvit.ir.program import Program as Program
     from fqvit.lowering.lower import lower as lower
     from fqvit.models.load import FloatModel as FloatModel
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Calibration": "fqvit.quant.calibration",
     "DetectorProgram": "fqvit.detect.program",
+    "Embeddings": "fqvit.inference.embeddings",
     "Engine": "fqvit.runtime.native",
     "FloatModel": "fqvit.models.load",
     "ImageFolder": "fqvit.data.images",
@@ -56,11 +59,13 @@ _HOMES = {
     "load_recipe": "fqvit.quant.recipe",
     "lower": "fqvit.lowering.lower",
     "measure": "fqvit.evaluate.accuracy",
+    "nearest": "fqvit.inference.search",
 }
 
 __all__ = [
     "Calibration",
     "DetectorProgram",
+    "Embeddings",
     "Engine",
     "FloatModel",
     "FqvitError",
@@ -79,6 +84,7 @@ __all__ = [
     "load_recipe",
     "lower",
     "measure",
+    "nearest",
     "runtime",
 ]
 

@@ -154,3 +154,15 @@ def test_eval_and_calibration_read_parquet_files(tmp_path: Path) -> None:
     words = ("quantize", "--calib", tmp_path / "x.parquet", "--images", 8, "-o", tmp_path / "m.fqvit")
     assert fqvit(*words).code == 0
     assert fqvit("eval", tmp_path / "m.fqvit", "--data", tmp_path / "x.parquet", "--json").json["images"] == 12
+
+
+def test_classify_reads_folders_and_archives(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    place = folder_of(tmp_path / "photos", 4)
+    files = fqvit("classify", CLASSIFIER, *sorted(place.rglob("*.png")), "--json").json["results"]
+    assert fqvit("classify", CLASSIFIER, place, "--json").json["results"] == files
+    inside = fqvit("classify", CLASSIFIER, tar_of(tmp_path / "x.tar", range(4)), "--json").json["results"]
+    by_name = {Path(result["image"]).name: result["top"] for result in files}
+    assert {Path(result["image"]).name: result["top"] for result in inside} == by_name
+    said = fqvit("classify", CLASSIFIER, place).out
+    assert said.count("logit") == 4 and str(place) in said

@@ -243,7 +243,7 @@ def test_invalid_outputs_are_rejected() -> None:
     (deltas,) = program.header.others
     with pytest.raises(FqvitError, match="'deltas' is listed as an output twice"):
         with_outputs(deltas, deltas).verify()
-    with pytest.raises(FqvitError, match="reads 'nothing'"):
+    with pytest.raises(FqvitError, match="output: no op writes 'nothing'"):
         with_outputs(msgspec.structs.replace(deltas, buffer="nothing")).verify()
     with pytest.raises(FqvitError, match="'deltas' is i32, expected u8"):
         with_outputs(msgspec.structs.replace(deltas, kind="map")).verify()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,14 @@ class Builder:
     def outputs(self, program: Program, images: NDArray[np.uint8], *flags: str) -> NDArray[np.int64]:
         """Return the outputs [N, outputs] of the compiled program."""
         return outputs_of([self.built(program, *flags)], images)
+
+    def all_outputs(self, program: Program, images: NDArray[np.uint8], *flags: str) -> list[NDArray[np.int64]]:
+        """Return every output [N, ...] of the compiled program."""
+        buffers = program.verify().buffers
+        shapes = [buffers[output.buffer].shape for output in program.header.outputs]
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        parts = np.split(self.outputs(program, images, *flags), ends[:-1], axis=1)
+        return [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def outputs_of(command: list[Any], images: NDArray[np.uint8]) -> NDArray[np.int64]:

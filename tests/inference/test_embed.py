@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +245,32 @@ def test_the_digest_in_a_file_tells_what_it_was_made_from(tmp_path: Path) -> Non
         assert source_of(tmp_path / f"out{suffix}") == job_of(place).digest == read(tmp_path / f"out{suffix}").source
         (tmp_path / f"bad{suffix}").write_bytes(b"x")
         assert source_of(tmp_path / f"bad{suffix}") is None and source_of(tmp_path / f"none{suffix}") is None
+
+
+class Names(list[str]):
+    """A list that can be referenced weakly."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+def test_memory_holds_a_few_parts_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most = {"parts": 0, "rows": 0}
+    original_read, original_store = embed.embeddings.read, embed.PartsFolder.store
+
+    def read_and_count(path: Any) -> Any:
+        found = original_read(path)
+        holder = Names(found.names)
+        alive.add(holder)
+        most["parts"] = max(most["parts"], len(alive))
+        return dataclasses.replace(found, names=holder)
+
+    def store_and_count(self: Any, number: int, part: Any, skipped: Any) -> None:
+        most["rows"] = max(most["rows"], len(part))
+        original_store(self, number, part, skipped)
+
+    monkeypatch.setattr(embed.embeddings, "read", read_and_count)
+    monkeypatch.setattr(embed.PartsFolder, "store", store_and_count)
+    for suffix in (".npy", ".safetensors"):
+        embed_file(job_of(folder_of(tmp_path / "photos", 195)), tmp_path / f"out{suffix}")
+    assert most["parts"] <= 6 and most["rows"] == 10  # of 20 parts

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.inference.zero_shot import LARGEST, classify, read_text
+from fqvit.inference.zero_shot import LARGEST, read_text
 
 RANDOM = np.random.default_rng(3)
 NAMES = np.array(["cat", "dog", "boat"])
@@ -38,9 +38,16 @@ def test_several_prompts_per_class_are_normalised_and_averaged(tmp_path: Path) -
 def test_images_get_the_class_with_the_nearest_text(tmp_path: Path) -> None:
     text = read_text(saved(tmp_path, embeddings=VALUES, names=NAMES))
     images = np.rint(VALUES[[2, 0, 1, 1]] * 30 + 128).clip(0, 255).astype(np.uint8)
-    found = classify(text.index(1), images, 128, 2)
+    found = text.index(1).search(images, 128, 2)
     assert found.rows[:, 0].tolist() == [2, 0, 1, 1]
     assert found.rows.shape == (4, 2)
+
+
+def test_text_and_image_embeddings_must_have_the_same_length(tmp_path: Path) -> None:
+    text = read_text(saved(tmp_path, embeddings=VALUES, names=NAMES))
+    text.check_length("text.npz", 32, "the image model")
+    with pytest.raises(FqvitError, match="32 values per text embedding, but the image model has 384"):
+        text.check_length("text.npz", 384, "the image model")
 
 
 @pytest.mark.parametrize(

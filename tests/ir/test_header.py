@@ -169,11 +169,11 @@ HEADER = Header(
 )
 
 
-def test_a_plain_program_reads_pixels_and_has_one_output() -> None:
-    Program(HEADER, {}).check_plain("this")
-    for part in ({"others": (GOOD_OUTPUTS[1],)}, {"input": CodeInput((1, 1, 1), 0.5, 0)}):
-        with pytest.raises(FqvitError, match="^test: part of a detector .*, which this does not support"):
-            Program(msgspec.structs.replace(HEADER, **part), {}).check_plain("this")
+def test_programs_that_read_codes_are_rejected_where_pixels_are_needed() -> None:
+    Program(HEADER, {}).check_pixels("this")
+    Program(msgspec.structs.replace(HEADER, others=(GOOD_OUTPUTS[1],)), {}).check_pixels("this")
+    with pytest.raises(FqvitError, match=r"^test: reads codes \(part of a detector\), which this does not support\.$"):
+        Program(msgspec.structs.replace(HEADER, input=CodeInput((1, 1, 1), 0.5, 0)), {}).check_pixels("this")
 
 
 EXAMPLES = [Output("y", "logits", 0.5), CodeInput((1, 1, 1), 0.5, 0), Move("grid"), Site("norm", 8)]

@@ -155,7 +155,8 @@ def test_wrong_arguments_are_rejected(api: Api) -> None:
         wrong = {
             "20 x 0": Image(pixels.ctypes.data, 0, 20, 3, 0),
             "2 channels": Image(pixels.ctypes.data, 20, 20, 2, 0),
-            "a stride of 59": Image(pixels.ctypes.data, 20, 20, 3, 59),
+            f"a stride of 59, expected 60 to {2**40}": Image(pixels.ctypes.data, 20, 20, 3, 59),
+            f"a stride of {2**40 + 1}, expected 60 to {2**40}": Image(pixels.ctypes.data, 20, 20, 3, 2**40 + 1),
             "image: null": Image(None, 20, 20, 3, 0),
         }
         for said, image in wrong.items():

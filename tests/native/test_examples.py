@@ -1,4 +1,4 @@
-"""The examples in C and Rust print the same classes as Python."""
+"""The examples in C and Rust print the same classes and similarities as Python."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
-from fqvit.ir.program import Program
+from fqvit.ir.program import Output, Program
 from fqvit.runtime.reference import Reference
 from tests.factories import images_for
 from tests.native.compilers import ROOT, run, tool
@@ -24,6 +25,12 @@ C99 = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror")
 @pytest.fixture(scope="module")
 def c_program(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library.compile(ROOT / "examples" / "c" / "classify.c", tmp_path_factory.mktemp("c") / "classify", *C99)
+
+
+@pytest.fixture(scope="module")
+def similarity(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    to = tmp_path_factory.mktemp("similarity") / "similarity"
+    return library.compile(ROOT / "examples" / "c" / "similarity.c", to, *C99, "-Wl,--no-as-needed", "-lm")
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +73,28 @@ def test_an_example_explains_mistakes(language: str, request: pytest.FixtureRequ
     ):
         done = subprocess.run([example, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
         assert done.returncode == 2 and done.stderr.startswith("classify: ") and done.stderr.count("\n") == 1, done
+
+
+@pytest.mark.parametrize("embedding", [Output("pool", "embedding", 0.25, 120), Output("head", "embedding", 0.5, name="scores")])
+def test_similarity_in_c_is_that_of_python(similarity: Path, embedding: Output, tmp_path: Path) -> None:
+    plain = Program.load(MODEL)
+    others = (Output("norm", "tokens", 0.5, name="tokens"), embedding)
+    header = msgspec.structs.replace(plain.header, output=Output("blocks.0.norm1", "tokens", 0.5, name="a"), others=others)
+    program = Program(header, {name: x for name, x in plain.constants.items() if name != "classes"})
+    program.save(tmp_path / "model.fqvit")
+    images = images_for(program.header.preprocess, 2)
+    for i, pixels in enumerate(images):
+        Image.fromarray(pixels).save(tmp_path / f"{i}.ppm")
+    a, b = Reference(program).run_all(images)[2].astype(np.float64) - embedding.zero
+    wanted = f"{embedding.label}: {a @ b / np.sqrt((a @ a) * (b @ b)):.6f}\n"
+    assert run(similarity, tmp_path / "model.fqvit", tmp_path / "0.ppm", tmp_path / "1.ppm") == wanted
+
+
+def test_similarity_in_c_explains_mistakes(similarity: Path, tmp_path: Path) -> None:
+    for words, text in (
+        ([], "expected a model and two images."),
+        (["absent", "x", "x"], "absent: no such file."),
+        ([MODEL, "x", "x"], "the model has no embedding. Quantize it with --output embedding."),
+    ):
+        done = subprocess.run([similarity, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.startswith(f"similarity: {text}") and done.stderr.count("\n") == 1, done

@@ -8,13 +8,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
 from fqvit import _native
-from fqvit.ir.program import Program
+from fqvit.ir.program import Output, Program
 from fqvit.runtime.reference import Reference
 from tests.factories import assert_same, embedded_program, images_for, one_thread  # noqa: F401
 from tests.native.compilers import run
@@ -100,12 +101,47 @@ def test_ties_go_to_the_lower_class(command: Path, image: Path, tmp_path: Path) 
     assert [(row["class"], row["logit"]) for row in one["top"]] == [(i, 0) for i in range(5)]
 
 
-def test_features_are_written_to_a_file(command: Path, image: Path, tmp_path: Path) -> None:
+def test_features_are_printed_as_json_and_written_to_a_file(command: Path, image: Path, tmp_path: Path) -> None:
     program, out = Program.load(GOLDEN / "tokens_v1.fqvit"), tmp_path / "tokens"
-    assert "tokens, 160 bytes; write them with -o FILE" in run(command, GOLDEN / "tokens_v1.fqvit", image)
+    text = run(command, GOLDEN / "tokens_v1.fqvit", image)
+    assert text.splitlines()[1] == "  tokens: u8 [10, 16]; print it with --json or write it with -o FILE"
     (one,) = results(command, GOLDEN / "tokens_v1.fqvit", image, "-o", out)
-    assert (one["output"], one["top"], one["shape"]) == ("tokens", [], [10, 16])
-    assert_same(np.fromfile(out, np.uint8).reshape(10, 16), logits_of(program, image), "tokens")
+    expected, output = logits_of(program, image), program.header.output
+    assert (one["output"], one["kind"], one["dtype"], one["shape"]) == ("tokens", "tokens", "u8", [10, 16])
+    assert (one["scale"], one["zero_point"]) == (output.scale, output.zero) and "top" not in one
+    assert one.get("alpha") == (None if output.alpha is None else program.constants[output.alpha].tolist())
+    assert_same(np.array(one["integers"]).reshape(10, 16), expected, "printed tokens")
+    assert_same(np.fromfile(out, np.uint8).reshape(10, 16), expected, "written tokens")
+
+
+def test_every_output_of_a_model_can_be_selected(command: Path, image: Path, tmp_path: Path) -> None:
+    program, file = Program.load(TINY), tmp_path / "several.fqvit"
+    site = program.header.sites["blocks.0.add2"]
+    assert site.alpha is not None
+    others = program.header.output, Output("blocks.0.add2", "tokens", site.scale[0], int(site.zero[0]), site.alpha, "tokens@0")
+    header = msgspec.structs.replace(
+        program.header, output=Output("pool", "embedding", 0.25, 7, name="embedding"), others=others
+    )
+    program = Program(header, program.constants)
+    program.save(file)
+    with Image.open(image) as picture:
+        expected = Reference(program).run_all(program.header.preprocess.apply(picture)[None])
+    lines = run(command, file, image).splitlines()
+    assert lines[1:] == [
+        "  embedding: u8 [24]; print it with --json or write it with -o FILE",
+        "  other outputs: logits, tokens@0 (select one with --output NAME)",
+    ]
+    for output, wanted in zip(program.header.outputs, expected, strict=True):
+        (one,) = results(command, file, image, "--output", output.label, "-o", tmp_path / "out")
+        assert (one["output"], one["kind"]) == (output.label, output.kind)
+        assert_same(np.fromfile(tmp_path / "out", wanted.dtype).reshape(wanted[0].shape), wanted[0], output.label)
+        if output.kind != "logits":
+            assert one["integers"] == wanted[0].ravel().tolist()
+            assert one.get("alpha") == (None if output.alpha is None else program.constants[output.alpha].tolist())
+    assert results(command, file, image, "--output", "logits", "--top", 1)[0]["top"][0]["class"] == expected[1][0].argmax()
+    assert results(command, file, image)[0]["output"] == "embedding"
+    said = "--output: class: the model has no such output, expected one of embedding, logits, tokens@0."
+    assert rejected(command, file, image, "--output", "class") == said
 
 
 def test_file_names_may_contain_any_bytes(command: Path, image: Path, tmp_path: Path) -> None:

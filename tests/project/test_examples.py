@@ -13,9 +13,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
+import fqvit as fqvit_package
 from fqvit.models import embedded
 from tests.cli.command_line import fqvit
 
@@ -52,6 +54,52 @@ def test_the_page_lists_every_example() -> None:
 
 def test_run_names_the_class_of_each_image(program: Path, image: Path) -> None:
     assert run("run.py", program, image).startswith(f"{image}: ")
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a program that outputs an embedding."""
+    path = tmp_path_factory.mktemp("features") / "features.fqvit"
+    assert fqvit("quantize", "fmnist_vit", "--images", 16, "--features", "pooled", "-o", path).code == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with one sub-folder of images per class."""
+    root = tmp_path_factory.mktemp("gallery")
+    images, labels = embedded.test_images()
+    for i in range(40):
+        folder = root / str(labels[i])
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(images[i, :, :, 0]).save(folder / f"{i:02}.png")
+    return root
+
+
+def test_near_duplicates_are_listed(features: Path, gallery: Path, tmp_path: Path) -> None:
+    for path in sorted(gallery.glob("*/*.png"))[:3]:
+        image = Image.open(path)
+        image.save(tmp_path / path.name)
+        image.point(lambda value: min(255, value + 1)).save(tmp_path / f"copy_{path.name}")
+    pairs = [line.split()[1:] for line in run("near_duplicates.py", features, tmp_path, 0.99).splitlines()]
+    assert {(Path(a).name, Path(b).name) for a, b in pairs} >= {
+        (path.name, f"copy_{path.name}") for path in sorted(gallery.glob("*/*.png"))[:3]
+    }
+
+
+def test_images_are_found_by_text(features: Path, gallery: Path, tmp_path: Path) -> None:
+    paths = sorted(gallery.glob("*/*.png"))
+    images = fqvit_package.load(features).embed(paths)
+    images.save(tmp_path / "images.safetensors")
+    np.savez(tmp_path / "text.npz", embeddings=images.float()[:2], names=np.array(["first", "second"]))
+    lines = run("text_search.py", tmp_path / "images.safetensors", tmp_path / "text.npz").splitlines()
+    assert lines[0] == "first" and str(paths[0]) in lines[1]
+    assert lines[6] == "second" and str(paths[1]) in lines[7]
+
+
+def test_the_nearest_example_decides_the_class(features: Path, gallery: Path) -> None:
+    image = sorted(gallery.glob("*/*.png"))[5]
+    assert run("knn.py", features, gallery, image).startswith(f"{image}: {image.parent.name} (cosine 1.000")
 
 
 def test_the_recipe_can_be_used(tmp_path: Path) -> None:

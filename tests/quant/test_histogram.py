@@ -1,4 +1,4 @@
-"""Histograms: counts independent of batching, bins, edges, and the quantization error of a bin."""
+"""Histograms: bins, their edges, counts that do not depend on batching, and the quantization error of a bin."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_squared_error_is_the_mean_over_a_fine_grid(bits: int, width: float) -> 
         assert got == pytest.approx(expected, rel=1e-5)
 
 
-def test_squared_error_of_an_empty_interval_is_that_of_the_point() -> None:
+def test_squared_error_of_an_interval_of_width_0_is_that_of_its_point() -> None:
     point = np.array([0.3])
     assert squared_error(point, point, 1.0, -10, 10)[0] == pytest.approx(0.09)
 

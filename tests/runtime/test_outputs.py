@@ -1,19 +1,17 @@
-"""Programs with outputs by name: the same bits in every runtime, values close to the float model's, and exact sign bits."""
+"""Programs with outputs by name: the same bits in every runtime, values close to the float model's, and exact sign bits.
+
+See also: tests/export/test_outputs.py.
+"""
 
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fqvit.errors import FqvitError
-from fqvit.export.onnx import model as onnx_model
-from fqvit.export.qdq.writer import build
-from fqvit.export.vectors import export as export_vectors
 from fqvit.ir.program import Program
 from fqvit.lowering.lower import lower
 from fqvit.models.load import FloatModel
@@ -21,11 +19,8 @@ from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.simulate import Simulation
 from fqvit.runtime.native import Engine
-from fqvit.runtime.onnx import Session
 from fqvit.runtime.reference import Reference
 from tests.captured import captured
-from tests.export.compiled import Builder
-from tests.export.conftest import builder as builder
 from tests.factories import assert_same, calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
 from tests.runtime.programs import ISAS, compare_with_reference
@@ -141,35 +136,6 @@ def test_other_outputs_do_not_change_the_bits_of_one(kind: str, recipe: str) -> 
     for i, name in ((0, "logits"), (3, "embedding:l2"), (6, "mean"), (10, "tokens")):
         alone = made(kind, recipe, (name,))[2]
         assert_same(Reference(alone).run(images), found[i], f"{recipe}, {name}")
-
-
-ALONE = ("embedding:u16", "embedding:l2", "embedding:sign", "mean@0:sign", "tokens@0", "tokens:u16:l2", "class@0:u8")
-
-
-@pytest.mark.parametrize("output", ALONE)
-@pytest.mark.parametrize("kind", ["vit", "features"])
-def test_exports_of_one_output_are_bit_exact(kind: str, output: str, builder: Builder) -> None:
-    model, _, program = made(kind, "fqvit", (output,))
-    images = images_for(model.preprocess, 4, 1)
-    expected = Reference(program).run(images)
-    assert_same(Session(onnx_model(program).SerializeToString()).run(images), expected, f"{kind}, {output}, ONNX")
-    assert_same(builder.outputs(program, images), expected.reshape(4, -1), f"{kind}, {output}, C")
-
-
-@pytest.mark.parametrize("output", ALONE)
-def test_qdq_and_vectors_export_one_output_or_say_why_not(output: str, tmp_path: Path) -> None:
-    model, _, program = made("vit", "fqvit", (output,))
-    export_vectors(program, tmp_path / "vectors")
-    if output.endswith("sign"):
-        with pytest.raises(FqvitError, match="outputs signs, expected one of logits, tokens, pooled, embedding for QDQ ONNX"):
-            build(program)
-        return
-    import onnxruntime
-
-    images = images_for(model.preprocess, 3, 1)
-    (found,) = onnxruntime.InferenceSession(build(program)[0].SerializeToString()).run(None, {"pixels": images})
-    wanted = decoded(program, 0, Reference(program).run(images))
-    assert np.square(found - wanted).sum() < 0.02 * np.square(wanted).sum()
 
 
 def test_a_calibration_keeps_its_outputs_as_json() -> None:

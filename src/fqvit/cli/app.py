@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fqvit.cli import embeddings, guard
+from fqvit.cli import embeddings, guard, study
 from fqvit.cli.detect import app as detect_app
 from fqvit.cli.options import (
     Backend,
@@ -26,11 +26,10 @@ from fqvit.cli.options import (
     Device,
     ExportKind,
     Features,
-    FigureOut,
     Json,
     Limit,
     ModelOrPath,
-    OneModel,
+    OneOutput,
     OutputNames,
     Program,
     ProgramOut,
@@ -39,11 +38,11 @@ from fqvit.cli.options import (
     Recipe,
     Settings,
     SettingsAndSize,
-    StudyOptions,
-    TableOut,
     Weights,
+    ZeroShot,
     one_option_per_field,
 )
+from fqvit.errors import FqvitError
 
 app = typer.Typer(
     help="Quantize vision transformers to integer-only programs, and run them.",
@@ -178,13 +177,29 @@ def evaluate(
     backend: Annotated[Backend | None, typer.Option(help="Runtime of a program. Default: native.")] = None,
     limit: Limit = None,
     device: Device = "cpu",
+    knn: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR|TAR|PARQUET", help="Embeddings: labelled gallery images; the nearest one decides the class."),
+    ] = None,
+    zero_shot: ZeroShot = None,
+    output: OneOutput = None,
     *,
     settings: SettingsAndSize,
     as_json: Json = False,
 ) -> None:
     """Measure top-1 and top-5 accuracy of a program or float model."""
+    if knn is not None or zero_shot is not None:
+        from fqvit.cli.commands import evaluate_embeddings
+
+        other = None if backend is None or backend is Backend.native else "--backend"
+        evaluate_embeddings.run(
+            Path(target), knn, zero_shot, data, classes, output, weights, settings.given(), limit, other, as_json
+        )
+        return
     from fqvit.cli.commands import evaluate as evaluate_command
 
+    if output is not None:
+        raise FqvitError("--output: only with --knn or --zero-shot.")
     runtime = None if backend is None else backend.value
     evaluate_command.run(target, weights, data, classes, runtime, limit, device, settings.given(), as_json)
 
@@ -192,16 +207,24 @@ def evaluate(
 @command("classify")
 def classify(
     file: Program,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files.", show_default=False)],
+    images: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="IMAGE...|DIR|TAR|PARQUET", help="Image files, a folder, tar or Parquet files.", show_default=False
+        ),
+    ],
+    zero_shot: ZeroShot = None,
+    output: OneOutput = None,
     as_json: Json = False,
 ) -> None:
     """Show the five best classes of each image."""
     from fqvit.cli.commands import classify as classify_command
 
-    classify_command.run(file, images, as_json)
+    classify_command.run(file, images, zero_shot, output, as_json)
 
 
 command("embed")(embeddings.embed)
+command("search")(embeddings.search)
 
 
 @command("inspect")
@@ -232,7 +255,7 @@ def compare(
     settings: Settings,
     as_json: Json = False,
 ) -> None:
-    """Compare a program with its float model, site by site."""
+    """Compare a program with its float model, site by site; embeddings also image by image."""
     from fqvit.cli.commands import compare as compare_command
 
     compare_command.run(file, weights, data, limit, baseline, settings.given(), as_json)
@@ -327,72 +350,10 @@ def export(
     export_command.run(file, to.value, out, given, as_json)
 
 
-@command("table")
-@one_option_per_field
-def table(
-    methods: Annotated[
-        str | None,
-        typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files. Default: the paper's methods and fqvit."),
-    ] = None,
-    bits: Annotated[
-        str | None, typer.Option(metavar="W/A/ATTN,...", help="Run every method at each of these bit widths.")
-    ] = None,
-    *,
-    options: StudyOptions,
-    out: TableOut = None,
-    as_json: Json = False,
-) -> None:
-    """Compare the top-1 accuracy of quantization methods. Also lists float and published results. Finished cells are cached."""
-    from fqvit.cli.commands import table as table_command
-
-    table_command.run(methods, bits, options, out or [], as_json)
-
-
-@command("ablate")
-@one_option_per_field
-def ablate(
-    model: OneModel = None,
-    *,
-    options: StudyOptions,
-    out: FigureOut = None,
-    as_json: Json = False,
-) -> None:
-    """Measure what each part of the paper's method gains and costs. Finished cells are cached."""
-    from fqvit.cli.commands import ablate as ablate_command
-
-    ablate_command.run(model, options, out or [], as_json)
-
-
-@command("sweep-k")
-@one_option_per_field
-def sweep_k(
-    model: OneModel = None,
-    recipe: Annotated[str, typer.Option(metavar="NAME|FILE.toml", help="Recipe in which K is varied.")] = "fq-vit",
-    largest: Annotated[int, typer.Option(metavar="K", help="Largest K. The sweep starts at 0.")] = 6,
-    *,
-    options: StudyOptions,
-    out: FigureOut = None,
-    as_json: Json = False,
-) -> None:
-    """Measure how the accuracy depends on K, the largest exponent of the Power-of-Two Factor. Finished cells are cached."""
-    from fqvit.cli.commands import sweep as sweep_command
-
-    sweep_command.run(model, recipe, largest, options, out or [], as_json)
-
-
-@command("bitops")
-def bitops(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name of a model. Default: fmnist_vit.")] = None,
-    bits: Annotated[
-        str | None, typer.Option(metavar="W/A/ATTN", help="Also count at these bit widths, in the usual convention.")
-    ] = None,
-    layers: Annotated[bool, typer.Option("--layers", help="List all layers.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Count the bit operations of a model per image. Uses the paper's convention and the usual W x A per multiplication."""
-    from fqvit.cli.commands import bitops as bitops_command
-
-    bitops_command.run(model, bits, layers, as_json)
+command("table")(study.table)
+command("ablate")(study.ablate)
+command("sweep-k")(study.sweep_k)
+command("bitops")(study.bitops)
 
 
 @command("doctor")

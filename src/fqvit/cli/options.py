@@ -114,6 +114,13 @@ ProgramOut = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="OUT.fqvit", help="Output file. Default: MODEL.fqvit in the current folder."),
 ]
+OneOutput = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Output of the program. Default: the first one that is an embedding.")
+]
+ZeroShot = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.npz", help="Text embeddings as classes: arrays embeddings [classes, C] and names [classes]."),
+]
 Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Device of the float model.")]
 
 # What a state dict without a config or a known name does not show.

@@ -251,6 +251,9 @@ class UnreadableImage(FqvitError):
         super().__init__(f"{name}: {reason}. {remedy}")
         self.name, self.reason = name, reason
 
+    def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
+        return UnreadableImage, (self.name, self.reason)  # so that it can be sent to another process
+
 
 def read_image(path: str | Path, preprocess: Preprocess) -> NDArray[np.uint8]:
     """Read and preprocess one file: u8 [height, width, channels]. Raises UnreadableImage."""

@@ -43,7 +43,7 @@ def open_labelled(
 
 def open_images(places: Sequence[Path], preprocess: Preprocess, workers: Workers = SINGLE_PROCESS) -> Source:
     """Return the images of one folder, of tar or Parquet files, or of image files; they keep the order given."""
-    if len(places) == 1 and (places[0].is_dir() or _is_archive(places[0])):
+    if is_collection(places):
         return open_unlabelled(places[0], preprocess, workers)
     other = next((place for place in places if place.is_dir() or _is_archive(place)), None)
     if other is not None:
@@ -80,10 +80,15 @@ def archives(places: Sequence[Path]) -> list[Path]:
 
 def short_name(name: str, places: Sequence[Path]) -> str:
     """Return an image's name relative to the named folder or to the folder of the named archive. Images keep their path."""
-    if len(places) == 1 and (places[0].is_dir() or _is_archive(places[0])):
+    if is_collection(places):
         root = places[0] if places[0].is_dir() else places[0].parent
         name = name.removeprefix(f"{root}{os.sep}") if str(root) != "." else name
     return name.replace(os.sep, "/")
+
+
+def is_collection(places: Sequence[Path]) -> bool:
+    """Return whether the places are one folder, tar or Parquet file, not image files."""
+    return len(places) == 1 and (places[0].is_dir() or _is_archive(places[0]))
 
 
 def _is_archive(place: Path) -> bool:

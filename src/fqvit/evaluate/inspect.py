@@ -65,8 +65,8 @@ class ProofRow(msgspec.Struct, frozen=True):
 class SiteRow(msgspec.Struct, frozen=True):
     """One quantized site. codes: "affine", "by channel", "power-of-two", "log2" or "relative".
 
-    scale, zero: one per group of channels, without alpha (zero: or one per value of alpha); for "by channel" the smallest and
-        the largest; empty for "log2" and "relative"
+    scale, zero: one per group of channels; for "by channel" only the smallest and the largest; for "power-of-two" not
+        multiplied by 2^alpha, and zero may have one entry per value of alpha; empty for "log2" and "relative"
     alpha_max: exponent of the largest Power-of-Two Factor   lowest, highest: the range of real values
     """
 

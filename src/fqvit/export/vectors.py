@@ -19,6 +19,7 @@ from fqvit.errors import FqvitError
 from fqvit.export.folder import check_free, replacing_folder, write_manifest
 from fqvit.ir.program import INPUT, Program
 from fqvit.ir.value import NAMES
+from fqvit.runtime.outputs import describe_outputs
 from fqvit.runtime.reference import Reference
 from fqvit.system.files import npy_bytes
 
@@ -33,7 +34,7 @@ def export(program: Program, path: str | Path, image: str | Path | NDArray[np.ui
     An earlier export at `path` is replaced; other files there raise FqvitError.
     """
     check_free(Path(path))
-    program.check_plain("export of golden vectors")
+    program.check_pixels("export of golden vectors")
     pixels = _pixels(program.header.preprocess, image)
     runner = Reference(program)
     with replacing_folder(path) as folder:
@@ -41,13 +42,17 @@ def export(program: Program, path: str | Path, image: str | Path | NDArray[np.ui
         buffers = {INPUT: writer.write("buffers", INPUT, pixels)}
         runner.run(pixels[None], lambda name, codes: buffers.update({name: writer.write("buffers", name, codes[0])}))
         constants = {name: writer.write("constants", name, array) for name, array in sorted(program.constants.items())}
-        output = program.header.output
+        output, infos = program.header.output, describe_outputs(program, program.verify())
         content: dict[str, object] = {
             "model": program.header.model,
             "fingerprint": program.fingerprint(),
             "image": Path(image).name if isinstance(image, str | Path) else "test picture" if image is None else "pixels",
             "output": output.buffer,
             "output_scale": output.scale,
+            "outputs": [
+                {"buffer": one.buffer, **msgspec.to_builtins(info)}
+                for one, info in zip(program.header.outputs, infos, strict=True)
+            ],
             "ops": [_op(program, i, buffers, constants) for i in range(len(program.ops))],
             "buffers": buffers,
             "constants": constants,

@@ -192,7 +192,10 @@ class PartsFolder(Sequence[Embeddings]):
     def __getitem__(self, number: Any) -> Any:
         if not 0 <= number < self.parts:
             raise IndexError(number)
-        return embeddings.read(self.path(number))
+        found = embeddings.read(self.path(number))
+        if found.source != self.digest:
+            raise FqvitError(f"{self.out}: another run with other images writes to it at the same time. Choose another output.")
+        return found
 
 
 @contextmanager

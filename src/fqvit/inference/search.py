@@ -137,6 +137,18 @@ class BinaryIndex:
                 yield i, slice(at, at + len(rows)), round_divide((bits - 2 * different) * ONE, np.int64(bits))
 
 
+def nearest(
+    gallery: Embeddings, queries: Embeddings, output: str | None = None, count: int = 5, threads: int | None = None
+) -> Neighbours:
+    """Return the `count` most similar rows of the gallery for each query. Both must come from the same program.
+
+    output: the name of an output of both; None: the first embedding of the gallery
+    """
+    gallery.check_same_program(queries, "queries")
+    index, name = index_of(gallery, output, threads), searchable(gallery.info, gallery.model, output).name
+    return index.search(queries.codes(name), queries.output(name).zero, count)
+
+
 def index_of(embeddings: Embeddings, output: str | None = None, threads: int | None = None) -> Index | BinaryIndex:
     """Return an index of one output. None: the first one that search supports."""
     info = searchable(embeddings.info, embeddings.model, output)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
 from fqvit.inference.products import MAX_LENGTH
-from fqvit.inference.search import MIDDLE, Index, Neighbours
+from fqvit.inference.search import MIDDLE, Index
 
 LARGEST = (1 << 14) - 1  # code of the value 1
 MOST_BYTES = 1 << 30  # of the arrays of a file
@@ -35,14 +35,15 @@ class TextClasses:
     names: tuple[str, ...]
     codes: NDArray[np.uint16]
 
+    def check_length(self, path: str, wanted: int, of: str) -> None:
+        """Raise FqvitError unless the text embeddings have as many values as the image embeddings. path, of: for the message"""
+        if self.codes.shape[1] != wanted:
+            found = f"{self.codes.shape[1]} values per text embedding, but {of} has {wanted}"
+            raise FqvitError(f"{path}: {found}. Use the text model that belongs to the image model.")
+
     def index(self, threads: int | None = None) -> Index:
         """Return an index whose rows are the classes."""
         return Index(self.codes, MIDDLE, threads)
-
-
-def classify(index: Index, embeddings: NDArray[Any], zero: int, count: int = 5) -> Neighbours:
-    """Return the `count` best classes of each image embedding, u8, u16 or i32 [N, C]."""
-    return index.search(embeddings, zero, count)
 
 
 def read_text(path: str | Path) -> TextClasses:

@@ -304,20 +304,20 @@ class Program:
             scope = Scope(buffers, self.constants, "output")
             scope.check(named.count(output.buffer) == 1, f"{output.buffer!r} is listed as an output twice")
             scope.check(not output.name or labels.count(output.name) == 1, f"two outputs have the name {output.name!r}")
+            scope.check(output.buffer in buffers, f"no op writes {output.buffer!r}")
             value = output.check(scope)
             if output.kind == "logits" and self.classes is not None and len(self.classes) != value.channels:
                 raise FqvitError(f"{len(self.classes)} class names for {value.channels} logits. {DAMAGED}")
         for name, site in self.header.sites.items():
             scope = Scope(buffers, self.constants, f"site {name}")
+            scope.check(name in buffers, f"no op writes {name!r}")
             site.check(scope, scope.buffer(name))
         return Verified(buffers, tuple(proofs))
 
-    def check_plain(self, use: str) -> None:
-        """Raise FqvitError for parts of detectors and several outputs: `use` supports programs from pixels to one output."""
-        if self.header.others or self.header.input is not None:
-            raise FqvitError(
-                f"{self.header.model}: part of a detector or a model with several outputs, which {use} does not support."
-            )
+    def check_pixels(self, use: str) -> None:
+        """Raise FqvitError for the heads of detectors, which read codes: `use` supports programs that read pixels."""
+        if self.header.input is not None:
+            raise FqvitError(f"{self.header.model}: reads codes (part of a detector), which {use} does not support.")
 
     def unpacked(self) -> Program:
         """Verify the program; return an equivalent one with all weights as i8, so that kernels need not unpack."""

@@ -12,7 +12,8 @@ from fqvit.errors import FqvitError
 from fqvit.ir.fixed import multiplier
 from fqvit.quant.qparams import QParams
 
-G_BITS = 22  # bits of LayerNorm's g: a relative error of 2^-22 is far below one code, and t * g stays below 2^53
+# Bits of LayerNorm's g: a relative error of 2^-22 is far below one code, and t * g is below 2^53 (t < 2^31 in ir/ops.py).
+G_BITS = 22
 B_FRACTION = 20  # fraction bits of LayerNorm's b, or fewer if beta is very large
 DROPPED_BITS = 15  # a 31-bit multiplier without its lowest 15 bits has 16 bits
 

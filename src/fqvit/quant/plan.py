@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from fqvit.errors import FqvitError
-from fqvit.models.general import Activation, Depthwise, Multiply, Rotary
+from fqvit.models.general import Activation, Depthwise, Join, Multiply, Rotary
 from fqvit.models.graph import IMAGES, Graph, Node
 from fqvit.models.layers import Add, Context, Gelu, Leaf, Linear, Role, Scores, Softmax
 from fqvit.models.maps import Conv2d, Deconv, Upsample
@@ -114,7 +114,8 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
     else:
         observer = rule.observer or recipe.observer
     k = recipe.k if rule.k is None else rule.k
-    if role == "residual" and observer == "ptf" and not _keeps_channels(graph, node.name):
+    joined = isinstance(node.leaf, Join)  # its inputs are requantized to one scale
+    if role == "residual" and observer == "ptf" and (joined or not _keeps_channels(graph, node.name)):
         observer = recipe.observer
     if role == "residual" and observer == "ptf":
         return SitePlan(node.name, "ptf", bits, role, k=k, symmetric=recipe.symmetric)

@@ -8,7 +8,7 @@ See also: reference.py, docs/explanation/engine.md.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from fqvit import _native
 from fqvit.distributed.workers import cores
 from fqvit.errors import FqvitError
 from fqvit.runtime.limits import MOST_BYTES
+from fqvit.runtime.outputs import OutputInfo, unique_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,7 +103,9 @@ class Engine:
     @cached_property
     def outputs(self) -> tuple[OutputInfo, ...]:
         """The outputs of `run_all`, in order; `run` returns the first."""
-        return tuple(OutputInfo(*row) for row in self._model.outputs)
+        found = [OutputInfo(*row) for row in self._model.outputs]
+        names = unique_names([info.name for info in found])
+        return tuple(replace(info, name=name) for info, name in zip(found, names, strict=True))
 
     def run(self, images: NDArray[np.uint8]) -> Integers:
         """Return int32 logits [N, classes], or codes of features, for images uint8 [N, H, W, C]."""
@@ -134,23 +137,6 @@ class Engine:
     def profile(self, image: NDArray[np.uint8], rounds: int = 20) -> list[OpTime]:
         """Measure every op, after fusion, for one image uint8 [H, W, C] on one thread: the fastest of `rounds` runs."""
         return [OpTime(*row) for row in self._model.profile(self._checked(image[None]), rounds)]
-
-
-@dataclass(frozen=True)
-class OutputInfo:
-    """One output of a program: value = (integer - zero) scale 2^alpha[c].
-
-    name: as `quantize --output` names it, such as tokens@9   kind: logits, tokens, embedding, ... (docs/reference/format.md)
-    dtype: u8, u16 or i32   shape: of one image   alpha: one exponent per channel; empty if all are 0
-    """
-
-    name: str
-    kind: str
-    scale: float
-    zero: int
-    dtype: str
-    shape: tuple[int, ...]
-    alpha: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

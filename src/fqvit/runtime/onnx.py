@@ -6,6 +6,7 @@ export/onnx/writer.py (writes the file), native.py (faster), reference.py (defin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.ir.program import INPUT, Output
+from fqvit.runtime.outputs import OutputInfo
 
 INSTALL = 'which is not installed. Run `pip install "fqvit[onnx]"`.'
 Integers = np.ndarray[Any, Any]
+DTYPES = {"tensor(uint8)": "u8", "tensor(uint16)": "u16", "tensor(int32)": "i32"}
 
 
 class Session:
@@ -50,18 +53,41 @@ class Session:
             self.model: str = facts["fqvit.model"]
             self.preprocess = msgspec.json.decode(facts["fqvit.preprocess"], type=Preprocess)
             self.output = msgspec.json.decode(facts["fqvit.output"], type=Output)
+            self.outputs = self._described(facts)
         except (KeyError, msgspec.DecodeError):
             raise FqvitError(f"{name}: has no fqvit metadata. Pass a file written by `fqvit export --to onnx`.") from None
         self.classes = tuple(facts["fqvit.classes"].split("\n")) if "fqvit.classes" in facts else None
         self.input_shape = (self.preprocess.height, self.preprocess.width, self.preprocess.channels)
-        self.output_shape: tuple[int, ...] = tuple(self._session.get_outputs()[0].shape[1:])
+        self._names = [output.name for output in self._session.get_outputs()]  # in the graph
+        self.output_shape: tuple[int, ...] = self.outputs[0].shape
+
+    def _described(self, facts: Mapping[str, str]) -> tuple[OutputInfo, ...]:
+        """Return the descriptions of all outputs. Files of version 0.1.0 describe the first one, without exponents."""
+        found = self._session.get_outputs()
+        if "fqvit.outputs" in facts:
+            described = msgspec.json.decode(facts["fqvit.outputs"], type=tuple[OutputInfo, ...])
+            if len(described) != len(found):
+                raise msgspec.DecodeError
+            return described
+        dtype = DTYPES.get(found[0].type, found[0].type)
+        return (
+            OutputInfo(
+                self.output.label, self.output.kind, self.output.scale, self.output.zero, dtype, tuple(found[0].shape[1:])
+            ),
+        )
 
     def run(self, images: NDArray[np.uint8]) -> Integers:
-        """Return int32 logits [N, classes], or codes of features, for images uint8 [N, H, W, C]."""
+        """Return the first output for images uint8 [N, H, W, C]: int32 logits [N, classes], or codes of features."""
+        return self._run(images, self._names[:1])[0]
+
+    def run_all(self, images: NDArray[np.uint8]) -> tuple[Integers, ...]:
+        """Like run, but return all outputs, in the order of `outputs`."""
+        return self._run(images, self._names)
+
+    def _run(self, images: NDArray[np.uint8], names: list[str]) -> tuple[Integers, ...]:
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != self.input_shape:
             expected = ", ".join(map(str, self.input_shape))
             raise FqvitError(f"images: {images.dtype} {list(images.shape)}, expected uint8 [N, {expected}].")
         if len(images) == 0:  # ONNX Runtime cannot infer shapes for an empty batch
-            return self.run(np.zeros((1, *self.input_shape), np.uint8))[:0]
-        result: Integers = self._session.run(None, {INPUT: images})[0]
-        return result
+            return tuple(found[:0] for found in self._run(np.zeros((1, *self.input_shape), np.uint8), names))
+        return tuple(self._session.run(names, {INPUT: images}))

@@ -20,7 +20,8 @@ class Job:
     words: the arguments of `fqvit`, run in a folder that `prepare` has filled.
     out: the output. load: raises unless the output is complete.
     before: the arguments of a command that writes another output to the same path.
-    cells: the folder that caches finished cells of a table (one method on one model), from which the next run continues.
+    cells: the folder of finished cells of a table (one method on one model) or of finished parts of embeddings, from which the
+        next run continues.
     """
 
     name: str
@@ -41,6 +42,12 @@ def _detector(path: Path) -> None:
     from fqvit import DetectorProgram
 
     DetectorProgram.load(path)
+
+
+def _embeddings(path: Path) -> None:
+    from fqvit.inference.embeddings import read
+
+    read(path)
 
 
 def _onnx(path: Path) -> None:
@@ -111,6 +118,14 @@ JOBS = {
             ("detect", "quantize", "--weights", "shapes.safetensors", "--calib", "train", "--images", 1, "-o", "out.fqvit"),
         ),
         Job("table", (*TABLE, "--methods", "minmax,fq-vit"), "out.json", rows, (*TABLE, "--methods", "ema"), "cells"),
+        Job(
+            "embed",
+            ("embed", "new.fqvit", "photos", "-o", "out.safetensors"),
+            "out.safetensors",
+            _embeddings,
+            ("embed", "old.fqvit", "photos", "-o", "out.safetensors"),
+            ".out.safetensors.parts",
+        ),
         _export("onnx", _onnx),
         _export("qdq", _onnx),
         _export("c", _folder),
@@ -121,6 +136,8 @@ JOBS = {
 
 def prepare(folder: Path, names: Iterable[str] = ()) -> None:
     """Write the input files of these jobs, or of all jobs if no names are given."""
+    from PIL import Image
+
     import fqvit
     from fqvit.models import embedded
     from tests.detect.saved import write_all
@@ -129,6 +146,9 @@ def prepare(folder: Path, names: Iterable[str] = ()) -> None:
     images = embedded.calibration_images()
     for name, count in (("old", 3), ("new", 32)):
         fqvit.lower(model, fqvit.calibrate(model, images[:count], fqvit.load_recipe("fqvit"))).save(folder / f"{name}.fqvit")
+    (folder / "photos").mkdir()
+    for number, pixels in enumerate(images[:64]):
+        Image.fromarray(pixels[:, :, 0]).save(folder / "photos" / f"{number:02}.png")
     if not names or any("detect" in name for name in names):
         write_all(folder)
 

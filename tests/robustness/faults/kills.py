@@ -24,20 +24,33 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fqvit.errors import FqvitError
 from tests.robustness.faults.jobs import JOBS, Job, digest, leftovers
 
 TraceFunction = Callable[[FrameType, str, object], Any]
-WRITING = ("fqvit/system/files.py", "fqvit/export/folder.py", "fqvit/export/vectors.py", "fqvit/export/c/writer.py")
-READ = ("old.fqvit", "new.fqvit", "shapes.safetensors", "train")
+WRITING = (
+    "fqvit/system/files.py",
+    "fqvit/export/folder.py",
+    "fqvit/export/vectors.py",
+    "fqvit/export/c/writer.py",
+    "fqvit/inference/embed.py",
+    "fqvit/inference/formats.py",
+)
+READ = ("old.fqvit", "new.fqvit", "shapes.safetensors", "train", "photos")
 
 
 def warm_up() -> None:
-    """Import the modules that commands import when they run."""
+    """Import the modules that commands import when they run. Embeddings get several parts of a few images."""
     import importlib
+
+    from fqvit.inference import embed
+
+    embed.PART_ROWS = 16
 
     for name in (
         "cli.app",
         "cli.commands.detect_quantize",
+        "cli.commands.embed",
         "detect.calibrate",
         "detect.lower",
         "detect.program",
@@ -230,8 +243,8 @@ class Campaign:
             self.tally.faults.append(f"{when}: left {strange}")
         for cell in self._cells():
             try:
-                json.loads(cell.read_bytes())
-            except ValueError:
+                json.loads(cell.read_bytes()) if cell.suffix == ".json" else self.job.load(cell)
+            except (ValueError, FqvitError):
                 self.tally.faults.append(f"{when}: {cell.name} is incomplete")
         unfinished = bool(left) or any(path.name.startswith(".") for path in self._cells(unfinished=True))
         for path in left:

@@ -17,6 +17,7 @@ from tests.robustness.faults.terminal import QUIET, alive
 COMMANDS: dict[str, tuple[object, ...]] = {
     "quantize": ("quantize", "--images", 512, "-o", "out.fqvit"),
     "eval": ("eval", "new.fqvit", "--limit", 400, "--backend", "reference"),
+    "embed": ("embed", "new.fqvit", "photos", "--batch", 1, "-o", "out.safetensors"),
     "table": ("table", "--models", "fmnist_vit", "--methods", "minmax,fq-vit", "--limit", 200, "--cache", "cells"),
 }
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fqvit")

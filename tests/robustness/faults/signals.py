@@ -12,6 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from fqvit import DetectorProgram, FqvitError, Program
+from fqvit.inference.embeddings import read as read_embeddings
 from tests.robustness.faults import terminal
 from tests.robustness.faults.jobs import JOBS, leftovers
 
@@ -20,6 +21,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "table": JOBS["table"].words,
     "eval": ("eval", "new.fqvit", "--limit", 300),
     "eval float": ("eval", "fmnist_vit", "--limit", 100),
+    "embed": JOBS["embed"].words,
     "onnx": JOBS["onnx"].words,
     "c": JOBS["c"].words,
     "vectors": JOBS["vectors"].words,
@@ -30,7 +32,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "detect predict": ("detect", "predict", "shapes.fqvit", "val", "-o", "out.json"),
     "detect draw": ("detect", "draw", "shapes.fqvit", "val", "-o", "out"),
 }
-OUT = ("out.fqvit", "out", "out.json", "out.csv", "out.html", "cells")
+OUT = ("out.fqvit", "out", "out.json", "out.csv", "out.html", "out.safetensors", "cells", ".out.safetensors.parts")
 
 
 def campaign(name: str, home: Path, signum: int, times: int, seed: int = 0) -> tuple[Counter[int], list[str]]:
@@ -73,6 +75,8 @@ def _complete(path: Path) -> bool:
             (DetectorProgram if b"fqvit_detector" in path.read_bytes() else Program).load(path)
         elif path.suffix == ".json":
             json.loads(path.read_bytes())
+        elif path.suffix == ".safetensors":
+            read_embeddings(path)
         elif path.suffix == ".png":
             with Image.open(path) as image:
                 image.load()

@@ -32,6 +32,8 @@ from fqvit.detect.lower import LoweredDetector  # noqa: E402
 from fqvit.detect.masks import to_runs  # noqa: E402
 from fqvit.detect.model.load import load_detector, random_release  # noqa: E402
 from fqvit.detect.program import DetectorProgram  # noqa: E402
+from fqvit.inference.embeddings import Embeddings, Info, write  # noqa: E402
+from fqvit.inference.formats import DTYPES  # noqa: E402
 from fqvit.ir.program import Program  # noqa: E402
 from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
 from fqvit.quant.recipe import load_recipe  # noqa: E402
@@ -97,6 +99,22 @@ def safetensors_files() -> dict[str, bytes]:
     few = {"blocks.0.attn.qkv.weight": torch.zeros(6, 2), "head.weight": torch.zeros(10, 2), "cls_token": torch.zeros(1, 1, 2)}
     metadata = {"fqvit.detector": json.dumps({"short": 32, "long": 64})}
     return {"few.safetensors": serialize(few), "detector.safetensors": serialize(zeros(), metadata)}
+
+
+def embedding_files() -> dict[str, bytes]:
+    infos = (
+        Info("embedding", "embedding", 0.5, 7, "u8", (6,)),
+        Info("tokens@9", "tokens", 0.25, 300, "u16", (3, 4), (0, 1, 2, 3)),
+        Info("logits", "logits", 0.125, 0, "i32", (5,)),
+    )
+    found = {}
+    for name, chosen in (("one", infos[:1]), ("three", infos)):
+        vectors = {
+            info.name: np.arange(2 * np.prod(info.shape)).reshape(2, *info.shape).astype(DTYPES[info.dtype]) for info in chosen
+        }
+        some = Embeddings(["a.jpg", "b/ä.png"], vectors, {info.name: info for info in chosen}, "vit", "0" * 64)
+        found[f"{name}.safetensors"] = saved(lambda path, some=some: write(path, some), "x.safetensors")
+    return found
 
 
 def torch_files() -> dict[str, bytes]:
@@ -191,6 +209,7 @@ TARGETS = {
     "program": programs,
     "detector": detectors,
     "safetensors": safetensors_files,
+    "embeddings": embedding_files,
     "torch": torch_files,
     "npz": npz_files,
     "image": images,

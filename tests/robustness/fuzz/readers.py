@@ -22,6 +22,7 @@ from fqvit.detect.results import read_results
 from fqvit.detect.settings import read_settings
 from fqvit.errors import FqvitError
 from fqvit.evaluate.coco import average_precision
+from fqvit.inference import embeddings
 from fqvit.quant.recipe import load_recipe
 
 PREPROCESS = Preprocess(16, 16, 3, 16, "bicubic", (0.5,) * 3, (0.5,) * 3)
@@ -81,6 +82,13 @@ def read_shard(path: Path) -> None:
     TarShards.labelled(path, PREPROCESS, 10)
 
 
+def read_embeddings(path: Path) -> None:
+    """Read an embedding file and decode everything in it."""
+    found = embeddings.read(path)
+    for name in found.info:
+        found.float(name)
+
+
 @dataclass(frozen=True)
 class Reader:
     """A reader of one kind of file. ending: suffix of the files; read: a function that raises FqvitError or returns."""
@@ -93,6 +101,7 @@ READERS = {
     "program": Reader(".fqvit", read_program),
     "detector": Reader(".fqvit", read_detector),
     "safetensors": Reader(".safetensors", read_checkpoint),
+    "embeddings": Reader(".safetensors", read_embeddings),
     "torch": Reader(".pth", read_checkpoint),
     "npz": Reader(".npz", read_checkpoint),
     "image": Reader(".png", read_any_image),

@@ -174,7 +174,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "packed weights without exponents": (packed_weights(0x00, None), r"constant '\S+\.exponent' is missing"),
     "packed weights with an exponent of 5": (packed_weights(0x00, 0x50), "exponent 5, expected 0 to 4"),
     "uint64 multipliers": (retype(".mult", "U64", 8), "is U64: only integers"),
-    "an output that nothing writes": (lambda header, _: header["output"].update(buffer="none"), "reads 'none'"),
+    "an output that nothing writes": (lambda header, _: header["output"].update(buffer="none"), "output: no op writes 'none'"),
     "nested lists in the recipe": (set_header(recipe={"x": nested(900)}), "."),
     "a matrix product with a huge output": (
         lambda header, _: header.update(

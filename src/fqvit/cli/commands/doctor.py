@@ -33,6 +33,8 @@ PACKAGES = (
     Package("onnxruntime", "running exported ONNX", "onnx"),
     Package("jinja2", "reports", "report"),
     Package("pycocotools", "accuracy of detectors", "detect"),
+    Package("pyarrow", "Parquet files", "parquet"),
+    Package("ray", "embedding on a Ray cluster", "ray"),
     Package("huggingface-hub", "weights by hf:ORG/NAME", None),
     Package("openvino", "comparison in bench", None),
 )

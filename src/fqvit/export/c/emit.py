@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 
 from fqvit.export.c.ops import Structs
+from fqvit.export.c.outputs import COutputs
 from fqvit.export.c.plan import BYTES, Plan, Stage, row_bytes, rows_of
 from fqvit.export.c.text import Arrays, Identifiers, Prefix, comment
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, Mean
-from fqvit.ir.program import INPUT, AnyOp, Program, Verified
+from fqvit.ir.program import INPUT, AnyOp, Output, Program, Verified
 from fqvit.ir.value import NAMES
 
 
@@ -25,27 +26,38 @@ class CEmitter:
         self.identifier = Identifiers()  # for buffers and the ops that write them
         self.arrays = Arrays(Identifiers(), prefix)
         self.structs = Structs(program, verified, self.arrays)
+        self.outputs = COutputs(program, verified, self.arrays, prefix)
 
     def code(self) -> str:
         """Return the text of model.c."""
         stages = [self.stage(i, stage) for i, stage in enumerate(self.plan.stages)]
-        runs = "".join(f"    {self.stage_call(i, text)}\n" for i, text in enumerate(stages))
+        runs = "".join(f"    {line}\n" for line in self.run_lines(stages))
         structs = "".join(self.struct(op) for stage in self.plan.stages for op in stage.ops if not isinstance(op, Concat))
         return (
             '#include "model.h"\n\n#include "fqvit_ops.h"\n#include "weights.h"\n\n'
             "/* ---- offsets of buffers in the arena; some buffers hold only one row or slice at a time ---- */\n"
             f"{''.join(self.offsets())}\n/* ---- the ops and their constants ---- */\n\n{structs}"
             f"/* ---- stages: each runs all its ops for row 0, then for row 1, and so on ---- */\n\n{''.join(stages)}"
-            f"void {self.prefix.names}_run(const uint8_t *pixels, uint8_t *arena, int32_t *output)\n{{\n"
-            f"{runs}    for (uint32_t i = 0; i < {self.prefix.macros}_OUTPUTS; ++i) output[i] = {self.output()};\n}}\n"
+            f"{self.outputs.signature()}\n{{\n{runs}}}\n"
         )
 
-    def stage_call(self, number: int, text: str) -> str:
-        return f"stage_{number}({'pixels, ' if 'const uint8_t *pixels' in text else ''}arena);"
+    def run_lines(self, stages: list[str]) -> Iterator[str]:
+        """Yield the statements of model_run: the stages, and a copy of every output after the stage that writes it."""
+        waiting = [(self.plan.root(output.buffer), copy) for output, copy in self.output_copies()]
+        yield from (copy for root, copy in waiting if root == INPUT)
+        for i, (stage, text) in enumerate(zip(self.plan.stages, stages, strict=True)):
+            yield f"stage_{i}({'pixels, ' if 'const uint8_t *pixels' in text else ''}arena);"
+            written = {op.y for op in stage.ops}
+            yield from (copy for root, copy in waiting if root in written)
+        if not self.plan.allocations:
+            yield "(void)arena;"
 
-    def output(self) -> str:
-        name = self.program.header.output.buffer
-        return f"fqvit_load({self.pointer(self.plan.root(name))}, {self.structs.type(name)}, i)"
+    def output_copies(self) -> Iterator[tuple[Output, str]]:
+        """Yield every output with the statement that copies it from the arena to the caller's array."""
+        for item in self.outputs.items:
+            name = item.output.buffer
+            load = f"fqvit_load({self.pointer(self.plan.root(name))}, {self.structs.type(name)}, i)"
+            yield item.output, self.outputs.copy(item, load)
 
     def offsets(self) -> Iterator[str]:
         for stage in self.plan.stages:
@@ -168,19 +180,15 @@ class CEmitter:
     def header(self) -> str:
         """Return the text of model.h. Call code() first, which collects the constants."""
         height, width, channels = self.program.input_shape
-        output = self.program.header.output
-        outputs = math.prod(self.values[output.buffer].shape)
-        return self.prefix.apply(
+        sizes = (
             "#ifndef FQVIT_MODEL_H\n#define FQVIT_MODEL_H\n\n#include <stdint.h>\n\n"
             f"#define FQVIT_HEIGHT {height}\n#define FQVIT_WIDTH {width}\n#define FQVIT_CHANNELS {channels}\n"
             f"#define FQVIT_PIXELS {height * width * channels} /* bytes per image: rows of pixels, channels interleaved */\n"
-            f"#define FQVIT_OUTPUTS {outputs} /* {output.kind} */\n"
             f"#define FQVIT_ARENA_BYTES {self.plan.arena_bytes} /* working memory of one run */\n"
             f"#define FQVIT_CONSTANT_BYTES {self.arrays.bytes} /* weights and tables, read-only */\n\n"
-            "/* pixels [FQVIT_PIXELS] -> output [FQVIT_OUTPUTS]. arena [FQVIT_ARENA_BYTES] needs no initialization.\n"
-            " * No state is kept: calls with different arenas may run in parallel. */\n"
-            "void model_run(const uint8_t *pixels, uint8_t *arena, int32_t *output);\n\n#endif\n"
         )
+        outputs, comment = self.outputs.macros(), self.prefix.apply(self.outputs.comment())
+        return f"{self.prefix.apply(sizes)}{outputs}\n{comment}{self.outputs.signature()};\n\n#endif\n"
 
 
 def times(row: str, size: int) -> str:

@@ -99,7 +99,7 @@ class _Planner:
                 self.roots[op.y] = self.root(op.x)
             else:
                 self.ops.append(op)
-        self.output = self.root(program.header.output.buffer)
+        self.outputs = {self.root(output.buffer) for output in program.header.outputs}
         self.readers: dict[str, list[tuple[AnyOp, str, Access]]] = {op.y: [] for op in self.ops}
         self.readers[INPUT] = []
         for op in self.ops:
@@ -118,7 +118,7 @@ class _Planner:
     def is_sliced(self, op: AnyOp) -> bool:
         """Return whether an op permutes a buffer that a single op reads slice by slice: K or V."""
         readers = self.readers[op.y]
-        return isinstance(op, Permute) and [access for *_, access in readers] == ["slice"] and op.y != self.output
+        return isinstance(op, Permute) and [access for *_, access in readers] == ["slice"] and op.y not in self.outputs
 
     def parts_in_place(self, op: AnyOp) -> Iterator[tuple[str, int]]:
         """Yield the inputs that only this concat reads, with their byte offsets in its output."""
@@ -126,7 +126,7 @@ class _Planner:
         for name in op.inputs() if isinstance(op, Concat) else ():
             if name in self.values:
                 root = self.root(name)
-                if len(self.readers[root]) == 1 and root not in (INPUT, self.output):
+                if len(self.readers[root]) == 1 and root != INPUT:
                     yield root, offset
                 offset += size_bytes(self.values[name])
             else:
@@ -136,7 +136,7 @@ class _Planner:
         stages, stage_of = self.stages()
         order = [op for stage in stages for op in stage.ops]
         position = {op.y: i for i, op in enumerate(order)}
-        last_use = last_uses((map(self.root, op.inputs()) for op in order), [self.output])
+        last_use = last_uses(map(self.root, op.inputs()) for op in order)
         spans = [(position[stage.ops[0].y], position[stage.ops[-1].y]) for stage in stages]
         lifetimes: dict[str, tuple[int, int]] = {}
         kinds: dict[str, Literal["whole", "row", "slice"]] = {}
@@ -145,12 +145,12 @@ class _Planner:
             reader_stages = {stage_of[reader.y] for reader, *_ in self.readers[name]}
             if name in self.sliced:
                 kinds[name], lifetimes[name] = "slice", spans[own]
-            elif reader_stages == {own} and name != self.output:
+            elif reader_stages == {own} and name not in self.outputs:
                 kinds[name] = "row"
                 lifetimes[name] = position[name], last_use[name]
             else:
-                last = len(position) if name == self.output else spans[max(reader_stages, default=own)][1]
-                kinds[name], lifetimes[name] = "whole", (spans[own][0], last)
+                # Outputs are copied at the end of the stage that writes them.
+                kinds[name], lifetimes[name] = "whole", (spans[own][0], spans[max(reader_stages, default=own)][1])
         for op in self.ops:  # a concat comes after its parts and may itself be a part of another
             if op.y in self.concat_of:
                 outer = self.concat_of[op.y][0].y
@@ -168,7 +168,8 @@ class _Planner:
                 offsets[op.y] = offsets[outer_op.y] + offset
         allocations = {name: Allocation(kinds[name], sizes[name], offsets[name]) for name in kinds}
         concat_offsets = {name: offset for name, (_, offset) in self.concat_of.items()}
-        return Plan(tuple(stages), allocations, self.roots, self.sliced, concat_offsets, arena_bytes)
+        # C has no empty arrays: a program without ops gets an arena of 1 byte.
+        return Plan(tuple(stages), allocations, self.roots, self.sliced, concat_offsets, max(1, arena_bytes))
 
     def overwrites(
         self, kinds: Mapping[str, str], stage_of: dict[str, int], position: dict[str, int]
@@ -179,7 +180,7 @@ class _Planner:
         residual stream at one offset.
         """
         first: dict[str, str] = {}
-        fixed = {self.output, *self.concat_of, *(op.y for op, _ in self.concat_of.values())}
+        fixed = {*self.concat_of, *(op.y for op, _ in self.concat_of.values())}
         free = [op.y for op in self.ops if kinds[op.y] == "whole" and op.y not in fixed]  # not overwritten yet
 
         def can_overwrite(y: str, x: str) -> bool:

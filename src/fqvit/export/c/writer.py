@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fqvit.data.preprocess import resized_size
 from fqvit.export.c.emit import CEmitter
+from fqvit.export.c.outputs import meaning
 from fqvit.export.c.plan import plan
 from fqvit.export.c.text import Prefix, comment
 from fqvit.export.folder import check_free, replacing_folder, write_manifest
@@ -31,7 +32,7 @@ def export(program: Program, path: str | Path, prefix: str | None = None) -> Non
     """
     naming = Prefix.of(prefix)
     check_free(Path(path), BUILT)
-    program.check_plain("export to C")
+    program.check_pixels("export to C")
     verified = program.verify()
     emitter = CEmitter(program, verified, plan(program, verified), naming)
     code = emitter.code()
@@ -62,23 +63,20 @@ def _write(path: Path, text: str) -> None:
 
 def readme(program: Program, emitter: CEmitter) -> str:
     height, width, channels = program.input_shape
-    output = program.header.output
-    shape = " x ".join(map(str, emitter.values[output.buffer].shape))
     preprocess = program.header.preprocess
     resize = f"Resize the shorter side of the image to {preprocess.resize}"
     if preprocess.squash:
         resized_width, resized_height = resized_size(width, height, preprocess.resize)
         resize = f"Resize the image to {resized_height} rows of {resized_width} pixels, whatever its proportions"
-    meaning = f"Outputs times {output.scale:.6g} approximate the logits of the float model."
-    if output.kind != "logits":
-        meaning = f"Outputs are codes: value = (code - {output.zero}) * {output.scale:.6g}"
-        meaning += "." if output.alpha is None else " * 2^alpha[channel]."
+    items = emitter.outputs.items
+    lists = ", then ".join(f"{item.name}, {' x '.join(map(str, item.shape))}" for item in items)
+    meanings = "\n".join(f"{item.name} ({item.output.kind}): {meaning(item)}" for item in items)
     return f"""\
 {comment(program.header.model)} as C99, without floats. Written by fqvit from program
 {program.fingerprint()}.
 
     make
-    ./classify image.rgb        prints one integer per line: {output.kind}, {shape}
+    ./classify image.rgb        prints one integer per line: {lists}
     ./classify --sizes
 
 image.rgb has {height * width * channels} bytes: {height} rows of {width} pixels with {channels} byte(s) each, top row first;
@@ -89,7 +87,7 @@ RAM    {emitter.plan.arena_bytes:>9,} bytes of arena (FQVIT_ARENA_BYTES), plus i
 flash  {emitter.arrays.bytes:>9,} bytes of constants, plus about 10 kB of code and op descriptions
 
 To use the model in firmware, compile every .c file except main.c and call model_run() of model.h. It needs only <stdint.h> and
-<stddef.h>.
+<stddef.h>. The outputs approximate those of the float model:
 
-{meaning}
+{meanings}
 """

@@ -90,6 +90,17 @@ class OnnxGraph:
         else:
             self.nodes.append(helper.make_node("Identity", [name], [y], name=y))
 
+    def output(self, name: str, buffer: str) -> onnx.ValueInfoProto:
+        """Return the output `name` of the graph, a copy of the buffer. Call this after all ops have been emitted.
+
+        If another tensor has the name already, the output has that of its buffer.
+        """
+        if name in self._used or name in self.initializers or name in self._shared:
+            name = buffer
+        if name != buffer:
+            self.nodes.append(helper.make_node("Identity", [buffer], [name], name=name))
+        return self.info(name, self.values[buffer])
+
     def _unique_name(self, name: str) -> str:
         unique, count = name, 1
         while unique in self._used:

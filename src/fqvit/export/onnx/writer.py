@@ -22,7 +22,8 @@ from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul
 from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean
-from fqvit.ir.program import INPUT, Program
+from fqvit.ir.program import INPUT, Program, Verified
+from fqvit.runtime.outputs import describe_outputs, output_names
 from fqvit.system.files import write_atomically
 
 OPSET = 21
@@ -59,48 +60,46 @@ def export(program: Program, path: str | Path, plain_tables: bool = False) -> No
 def model(program: Program, buffers: bool = False, plain_tables: bool = False) -> onnx.ModelProto:
     """Return the ONNX model of a program.
 
-    buffers: make every buffer an output, in the order of the ops, instead of the program's output
+    buffers: make every buffer an output, in the order of the ops, instead of the program's outputs
     plain_tables: look up tables with Gather instead of GatherElements. This is slower in ONNX Runtime, but works in runtimes
     with incomplete support for GatherElements (the ReferenceEvaluator of the package onnx accepts at most 64 entries)
     """
-    program.check_plain("export to ONNX")
+    program.check_pixels("export to ONNX")
     ready = program.unpacked()
     graph = OnnxGraph(ready, verified := ready.verify(), plain_tables)
     for op in ready.ops:
         graph.op = op.y
         graph.set_output(EMITTERS[type(op)](graph, op), op.y)  # type: ignore[operator]
-    header = program.header
-    if buffers:
-        outputs = [op.y for op in ready.ops]
-    else:
-        # The output is named by its kind, so that users of the file need not know the name of the buffer.
-        outputs = [header.output.kind if header.output.kind not in verified.buffers else header.output.buffer]
-        if outputs != [header.output.buffer]:
-            graph.nodes.append(helper.make_node("Identity", [header.output.buffer], outputs, name=outputs[0]))
     infos = {name: graph.info(name, value) for name, value in verified.buffers.items()}
-    named = [infos.get(name) or graph.info(name, verified.buffers[header.output.buffer]) for name in outputs]
+    if buffers:
+        outputs = [infos[op.y] for op in ready.ops]
+    else:
+        names = [output.buffer for output in program.header.outputs]
+        outputs = [graph.output(*pair) for pair in zip(output_names(program.header), names, strict=True)]
+    shown = {INPUT, *(info.name for info in outputs)}
     proto = helper.make_graph(
         graph.nodes,
-        header.model or "fqvit",
-        [infos.pop(INPUT)],
-        named,
+        program.header.model or "fqvit",
+        [infos[INPUT]],
+        outputs,
         list(graph.initializers.values()),
-        value_info=[info for name, info in infos.items() if name not in outputs],
+        value_info=[info for name, info in infos.items() if name not in shown],
     )
     result = helper.make_model(proto, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
     result.producer_name = "fqvit"
-    helper.set_model_props(result, metadata(program))
+    helper.set_model_props(result, metadata(program, verified))
     onnx.checker.check_model(result)
     return result
 
 
-def metadata(program: Program) -> dict[str, str]:
+def metadata(program: Program, verified: Verified) -> dict[str, str]:
     """Return the header fields that the ONNX file keeps as metadata."""
     header = program.header
     result = {
         "fqvit.model": header.model,
         "fqvit.preprocess": msgspec.json.encode(header.preprocess).decode(),
         "fqvit.output": msgspec.json.encode(header.output).decode(),
+        "fqvit.outputs": msgspec.json.encode(describe_outputs(program, verified)).decode(),
         "fqvit.recipe": msgspec.json.encode(header.recipe).decode(),
         "fqvit.source": header.source,
         "fqvit.fingerprint": program.fingerprint(),

@@ -30,6 +30,7 @@ class BufferScales:
         self.program, self.symmetric = program, symmetric
         self.constants, self.sites = program.constants, program.header.sites
         self.shapes = {name: value.shape for name, value in program.verify().buffers.items()}
+        self.outputs = {output.buffer: output.scale for output in program.header.outputs}
         self.readers: dict[str, list[AnyOp]] = {name: [] for name in self.shapes}
         for op in program.ops:
             for name in op.inputs():
@@ -51,16 +52,20 @@ class BufferScales:
                 yield op
 
     def is_split_qkv(self, op: Linear) -> bool:
-        """Return whether every reader of a linear op selects Q, K or V from its outputs."""
+        """Return whether every reader of a linear op selects Q, K or V from its outputs, and the whole is no output."""
         count = self.shapes[op.y][-1]
-        return bool(self.readers[op.y]) and all(
-            isinstance(reader, Permute)
-            and reader.select is not None
-            and len(reader.view) > 3
-            and reader.select[0] == len(reader.view) - 3
-            and reader.view[-3] == 3
-            and int(np.prod(reader.view[-3:])) == count
-            for reader in self.readers[op.y]
+        return (
+            bool(self.readers[op.y])
+            and op.y not in self.outputs
+            and all(
+                isinstance(reader, Permute)
+                and reader.select is not None
+                and len(reader.view) > 3
+                and reader.select[0] == len(reader.view) - 3
+                and reader.view[-3] == 3
+                and int(np.prod(reader.view[-3:])) == count
+                for reader in self.readers[op.y]
+            )
         )
 
     def qkv_params(self, name: str) -> QdqParams | None:

@@ -2,8 +2,8 @@
 
 Codes equal the program's up to float rounding: weights are the same int8 values, the scale of each output follows from its
 multiplier, and zero points are folded into biases. The graph uses standard ops only and has a dynamic batch axis:
-uint8 pixels [N, H, W, C] -> float logits [N, classes], or float features.
-See also: attention.py, scales.py, docs/reference/qdq.md, docs/measurements/exports.md (agreement with the program).
+uint8 pixels [N, H, W, C] -> float outputs, such as logits [N, classes].
+See also: attention.py, scales.py, outputs.py, docs/reference/qdq.md, docs/measurements/exports.md (agreement with the program).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fqvit.export.qdq.attention import Attention, Kind, attend, matmul, softmax,
 from fqvit.export.qdq.elementwise import depthwise, maximum, multiply, rotary
 from fqvit.export.qdq.functions import recognised
 from fqvit.export.qdq.graph import PROFILES, Floats, QdqGraph, QdqParams, QuantizedTensor, Target, collapsed, rms_normalized
+from fqvit.export.qdq.outputs import emit_outputs, metadata
 from fqvit.export.qdq.scales import BufferScales, per_channel
 from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul, Softmax
 from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
@@ -28,7 +29,6 @@ from fqvit.ir.program import INPUT, AnyOp, Program
 from fqvit.system.files import write_atomically
 
 PIXEL = 1 / 255
-OUTPUT_NAMES = {"logits": "logits", "tokens": "tokens", "pooled": "features", "embedding": "embedding"}
 # Measured in docs/measurements/exports.md.
 COST = "with DeiT-Tiny 8/8/8, 95.8 % of images keep the program's class (97.6 % with --target ort)"
 
@@ -46,28 +46,21 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
         raise FqvitError(f"target: found {target!r}, expected one of {', '.join(PROFILES)}.")
     if attention not in get_args(Attention):
         raise FqvitError(f"attention: found {attention!r}, expected auto, log2 or uniform.")
-    program.check_plain("export to QDQ ONNX")
-    kind_of_output = program.header.output.kind
-    if kind_of_output not in OUTPUT_NAMES:
-        raise FqvitError(
-            f"{program.header.model}: outputs {kind_of_output}, expected one of {', '.join(OUTPUT_NAMES)} for QDQ ONNX."
-        )
+    program.check_pixels("export to QDQ ONNX")
     source = program.unpacked()
     profile = PROFILES[target]
     kind: Kind = "log2" if attention == "log2" else "uniform"
     export_ = _Export(source, QdqGraph(profile), BufferScales(source, profile.symmetric), kind)
-    result = export_.run()
+    export_.run()
     graph = export_.graph
     height, width, channels = program.input_shape
-    output = program.header.output
-    name = OUTPUT_NAMES[output.kind]
-    graph.node("Identity", [result.name], name)
     inputs = [helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["batch", height, width, channels])]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *result.shape])]
+    outputs = emit_outputs(graph, source, export_.tensors)
     made = helper.make_graph(graph.nodes, program.header.model, inputs, outputs, list(graph.constants.values()))
     opset = helper.make_opsetid("", profile.opset)
     model = helper.make_model(made, opset_imports=[opset], ir_version=profile.ir, producer_name="fqvit")
-    helper.set_model_props(model, {"fqvit.fingerprint": program.fingerprint(), "fqvit.target": target})
+    facts = {"fqvit.fingerprint": program.fingerprint(), "fqvit.target": target, "fqvit.outputs": metadata(program.header)}
+    helper.set_model_props(model, facts)
     return model, _notes(graph, export_.emulated, export_.coarser, target)
 
 
@@ -97,22 +90,10 @@ class _Export:
         self.qkv: dict[str, QuantizedTensor] = {}  # Q, K or V, keyed by the permuted buffer
         self.emulated = self.coarser = 0
 
-    def run(self) -> QuantizedTensor:
+    def run(self) -> None:
         self.tensors[INPUT] = self._pixels()
         for op in self.program.ops:
             self.tensors[op.y] = self._emit(op)
-        output = self.program.header.output
-        result = self.tensors[output.buffer]
-        return result if output.kind == "logits" else self._dequantized(result, output.scale)
-
-    def _dequantized(self, tensor: QuantizedTensor, scale: float) -> QuantizedTensor:
-        """Dequantize features: (code - zero) * scale * 2^alpha."""
-        alpha = self.program.header.output.alpha
-        scales = scale * self._power(alpha)
-        zero = self.program.header.output.zero
-        offset = (tensor.zero - zero) * scales
-        name = self.graph.scaled(tensor.name, scales / tensor.scale, offset, "output")
-        return QuantizedTensor(name, tensor.shape, scales, np.array([zero]))
 
     def _pixels(self) -> QuantizedTensor:
         """Emit pixels / 255, or (pixels - 128) / 255 if codes must be symmetric."""
@@ -196,8 +177,8 @@ class _Export:
         mult, shift = (self.constants[op.part(part)].astype(np.float64) for part in ("mult", "shift"))
         ratio = mult / np.exp2(shift)
         if op.out == "i32":
-            output = self.program.header.output
-            unit = np.array([output.scale]) if op.y == output.buffer else self.scales.accumulator_scale(op.y, outputs)
+            scale = self.scales.outputs.get(op.y)
+            unit = self.scales.accumulator_scale(op.y, outputs) if scale is None else np.array([scale])
             name = self._product(op.y, x, w, ratio * unit, bias * ratio * unit, op.y)
             return QuantizedTensor(name, shape, unit, np.array([0]))
         y_zero = per_channel(self.scales.zero_points(op.y_zero), outputs)
@@ -295,9 +276,10 @@ class _Export:
     def _lookup(self, op: Lookup, shape: tuple[int, ...]) -> QuantizedTensor:
         """Emit the float function that a lookup table computes, such as GELU."""
         x, site = self.tensors[op.x], self.program.header.sites.get(op.y)
-        function = None
+        table, function = self.constants[op.part("table")].astype(np.int64), None
+        if op.alpha is None and np.array_equal(table, np.arange(len(table))[::-1]):  # last - code: the end of sign bits
+            return QuantizedTensor(self.graph.node("Neg", [x.name], op.y), shape, x.scale, len(table) - 1 - x.zero)
         if site is not None and len(x.scale) == len(x.zero) == 1:
-            table = self.constants[op.part("table")].astype(np.int64)
             values = (np.arange(len(table)) - x.zero) * x.scale
             if op.alpha is None:
                 function = recognised(table, values, site.scale[0], int(site.zero[0]), (1 << op.bits) - 1)

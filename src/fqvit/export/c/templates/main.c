@@ -1,5 +1,6 @@
-/* ./classify IMAGE.rgb prints one output per line; for a classifier, the score of every class, class 0 first.
- * ./classify --sizes prints the sizes in model.h. Only this file uses libc. */
+/* ./classify IMAGE.rgb prints one integer per line: the outputs of the model, one after the other. For a classifier,
+ * that is the score of every class, class 0 first. ./classify --sizes prints the sizes in model.h. Only this file uses
+ * libc. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +8,25 @@
 
 static uint8_t pixels[FQVIT_PIXELS + 1]; /* one extra byte, to detect files that are too long */
 static uint8_t arena[FQVIT_ARENA_BYTES];
-static int32_t output[FQVIT_OUTPUTS];
+
+#define ARRAY(number, type, size, name) static type output_##number[size];
+FQVIT_EACH_OUTPUT(ARRAY)
+#define POINTER(number, type, size, name) , output_##number
+#define PRINT(number, type, size, name) \
+    for (long i = 0; i < size; ++i) printf("%ld\n", (long)output_##number[i]);
+#define PRINT_SIZE(number, type, size, name) printf("FQVIT_OUTPUT_" #number "_SIZE %ld\n", (long)size);
+
+static void print_sizes(void)
+{
+    printf("FQVIT_PIXELS %ld\n", (long)FQVIT_PIXELS);
+#if FQVIT_OUTPUT_COUNT == 1
+    printf("FQVIT_OUTPUTS %ld\n", (long)FQVIT_OUTPUTS);
+#else
+    FQVIT_EACH_OUTPUT(PRINT_SIZE)
+#endif
+    printf("FQVIT_ARENA_BYTES %ld\n", (long)FQVIT_ARENA_BYTES);
+    printf("FQVIT_CONSTANT_BYTES %ld\n", (long)FQVIT_CONSTANT_BYTES);
+}
 
 int main(int argc, char **argv)
 {
@@ -18,10 +37,7 @@ int main(int argc, char **argv)
         return 2;
     }
     if (strcmp(argv[1], "--sizes") == 0) {
-        printf("FQVIT_PIXELS %ld\n", (long)FQVIT_PIXELS);
-        printf("FQVIT_OUTPUTS %ld\n", (long)FQVIT_OUTPUTS);
-        printf("FQVIT_ARENA_BYTES %ld\n", (long)FQVIT_ARENA_BYTES);
-        printf("FQVIT_CONSTANT_BYTES %ld\n", (long)FQVIT_CONSTANT_BYTES);
+        print_sizes();
         return 0;
     }
     file = fopen(argv[1], "rb");
@@ -38,7 +54,7 @@ int main(int argc, char **argv)
                 FQVIT_WIDTH, FQVIT_CHANNELS);
         return 2;
     }
-    model_run(pixels, arena, output);
-    for (int i = 0; i < FQVIT_OUTPUTS; ++i) printf("%ld\n", (long)output[i]);
+    model_run(pixels, arena FQVIT_EACH_OUTPUT(POINTER));
+    FQVIT_EACH_OUTPUT(PRINT)
     return 0;
 }

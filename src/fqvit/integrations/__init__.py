@@ -1,0 +1,1 @@
+"""Use programs inside other systems: Ray Data."""
