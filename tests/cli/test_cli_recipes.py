@@ -76,7 +76,9 @@ def test_max_loss_is_only_valid_with_recipe_auto(weights: Path, tmp_path: Path) 
         assert_rejected(fqvit("quantize", "--recipe", "auto", "--max-loss", loss), "expected 0 to 100")
     words = ("quantize", "fmnist_swin", "--weights", weights, "-o", tmp_path / "x.fqvit")
     assert_rejected(
-        fqvit(*words, "--recipe", "auto", "--features", "pooled"), "the output is pooled, expected logits", "--recipe fqvit"
+        fqvit(*words, "--recipe", "auto", "--features", "pooled"),
+        "the output is pooled, expected only logits",
+        "--recipe fqvit",
     )
     saved = tmp_path / "saved.json"
     assert fqvit(*words, "--images", 1, "--save-calibration", saved).code == 0

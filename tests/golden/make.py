@@ -31,7 +31,7 @@ from fqvit.ir.program import INPUT, Header, Output, Program  # noqa: E402
 from fqvit.lowering.lower import lower  # noqa: E402
 from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
 from fqvit.quant.recipe import load_recipe  # noqa: E402
-from fqvit.runtime.reference import run  # noqa: E402
+from fqvit.runtime.reference import Reference, run  # noqa: E402
 from tests.detect.detectors import SETTINGS  # noqa: E402
 from tests.detect.test_programs import sample_images  # noqa: E402
 from tests.factories import GROUPED, calibration_of, float_model, images_for, model_of  # noqa: E402
@@ -59,6 +59,17 @@ CASCADE = replace(MASK_RCNN, stages=2, agnostic=True, box_convs=1, box_fcs=1, bo
 DETECTORS = {"mask_rcnn_v1": (MASK_RCNN, "fqvit"), "cascade_v1": (CASCADE, "fq-vit"), "opencv_v1": (MASK_RCNN, "fq-vit")}
 
 
+# {file in outputs/: (kind of model in factories.py, recipe, outputs)}
+OUTPUTS = {
+    "vit_v1": (
+        "distilled",
+        "fqvit",
+        ("logits", "embedding", "embedding:u16:l2", "class@0:sign", "tokens@-1", "mean:l2", "tokens:u16"),
+    ),
+    "mean_v1": ("no class token", "fq-vit", ("embedding:sign", "embedding", "mean@0", "tokens@0", "tokens:u8:l2")),
+}
+
+
 # {file: a function that builds its program by hand}
 BUILT = {"cosine_v1": cosine}
 
@@ -81,6 +92,21 @@ def make() -> None:
             continue
         model = float_model(kind, 11, classes) if isinstance(kind, str) else model_of(kind, name, 11, classes)
         save(name, lower(model, calibration_of(model, recipe, features=features)))
+
+
+def make_outputs() -> None:
+    """Make programs with outputs of every kind and modifier; the arrays are named output0, output1, ..."""
+    for name, (kind, recipe, outputs) in OUTPUTS.items():
+        path = HERE / "outputs" / f"{name}.fqvit"
+        if path.exists():
+            continue
+        model = float_model(kind, 11, None)
+        program = lower(model, calibration_of(model, recipe, outputs=outputs))
+        images = images_for(program.header.preprocess, 6, 12)
+        path.parent.mkdir(exist_ok=True)
+        program.save(path)
+        arrays = {f"output{i}": array for i, array in enumerate(Reference(program).run_all(images))}
+        np.savez_compressed(path.with_suffix(".npz"), images=images, fingerprint=program.fingerprint(), **arrays)
 
 
 def elementwise() -> Program:
@@ -178,4 +204,5 @@ if __name__ == "__main__":
     make()
     make_built()
     make_elementwise()
+    make_outputs()
     make_detectors()

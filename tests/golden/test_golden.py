@@ -13,11 +13,14 @@ from fqvit.detect.program import DetectorProgram
 from fqvit.ir.attention import Attend, MatMul, RowCodes
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup
 from fqvit.ir.program import AnyOp, Program
-from fqvit.runtime.reference import run
+from fqvit.models.requests import MODIFIERS, NAMES
+from fqvit.runtime.native import Engine
+from fqvit.runtime.reference import Reference, run
 from tests.factories import assert_same
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.glob("*_v1.fqvit"))
+OUTPUTS = sorted((HERE / "outputs").glob("*_v1.fqvit"))
 DETECTORS = [HERE / "detectors" / f"{name}_v1.fqvit" for name in ("cascade", "mask_rcnn", "opencv")]
 
 
@@ -29,6 +32,23 @@ def test_a_file_of_version_1_gives_the_same_bits(path: Path, library: Any) -> No
     assert program.header.version == 1 and program.fingerprint() == str(expected["fingerprint"])
     output = run(program, expected["images"], library)
     assert_same(output, expected["output"], f"{path.stem}: computed and stored")
+
+
+@pytest.mark.parametrize("path", OUTPUTS, ids=lambda path: path.stem)
+def test_a_file_with_several_outputs_gives_the_same_bits(path: Path) -> None:
+    expected = np.load(path.with_suffix(".npz"))
+    program = Program.load(path)
+    assert program.header.version == 1 and program.fingerprint() == str(expected["fingerprint"])
+    for found in (Reference(program).run_all(expected["images"]), Engine(path, 2).run_all(expected["images"])):
+        for i, array in enumerate(found):
+            assert_same(array, expected[f"output{i}"], f"{path.stem}: output {i}, computed and stored")
+        assert f"output{i + 1}" not in expected
+
+
+def test_the_files_with_several_outputs_have_every_modifier() -> None:
+    labels = [output.label for path in OUTPUTS for output in Program.load(path).header.outputs]
+    assert {part for label in labels for part in label.split(":")[1:]} == {*MODIFIERS} - {"i32"}
+    assert {label.split(":")[0].partition("@")[0] for label in labels} == {*NAMES}
 
 
 @pytest.mark.parametrize("path", DETECTORS, ids=lambda path: path.stem)
@@ -96,4 +116,4 @@ def test_class_names_of_a_file_of_version_1_are_read() -> None:
 
 def test_golden_files_stay_small() -> None:
     # Recipes with new ops or fields add files; files are never removed.
-    assert sum(path.stat().st_size for path in HERE.rglob("*_v1.*")) < 800_000
+    assert sum(path.stat().st_size for path in HERE.rglob("*_v1.*")) < 850_000

@@ -119,6 +119,16 @@ def check_outputs(expected: Program, model: Model) -> None:
             assert_same(np.ctypeslib.as_array(found.alpha, (value.shape[-1],)), expected.constants[want.alpha], "alpha")
 
 
+@pytest.mark.parametrize("path", sorted((GOLDEN / "outputs").glob("*.fqvit")), ids=lambda path: path.stem)
+def test_outputs_by_name_have_the_golden_bits(api: Api, path: Path) -> None:
+    expected, model = np.load(path.with_suffix(".npz")), Model(api, path)
+    check_outputs(Program.load(path), model)
+    for i, found in enumerate(model.run_all(expected["images"])):
+        assert_same(found, expected[f"output{i}"], f"{path.stem}: output {i}")
+    with pytest.raises(LibraryError, match=f"outputs: 1, expected {i + 1}"):
+        api.call("run_all", model.handle, None, capi.c_size_t(0), None, None, 1)
+
+
 def test_alpha_is_returned_for_features(api: Api) -> None:
     assert program("tokens_v1").header.output.alpha is not None
     assert Model(api, GOLDEN / "tokens_v1.fqvit").output(0).alpha

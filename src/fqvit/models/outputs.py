@@ -67,7 +67,9 @@ def _own(streams: Streams) -> list[str]:
     """Return the name of the only output of a model, as a list; empty if it has no name."""
     if streams.classifier is not None:
         return ["logits"]
-    return ["embedding"] if streams.embedding == streams.graph.output else []
+    own = streams.nodes[streams.graph.output]
+    # A sum may have one shift per channel, which an embedding does not have.
+    return ["embedding"] if streams.embedding == own.name and own.leaf.role != "residual" else []
 
 
 def with_outputs(graph: Graph, requests: Sequence[Request], shapes: Shapes) -> Graph:

@@ -46,11 +46,8 @@ def run(
     workers = Workers.from_environment()
     if outputs is not None:
         parse_outputs(outputs)
-    if features is not None:
-        if outputs is not None:
-            raise FqvitError("--features: deprecated, and --output is given already. Leave out --features.")
-        new = {"pooled": "embedding", "tokens": "tokens (patches only, without the class token)"}[features]
-        warn(f"--features {features} is deprecated. Use --output {new}.")
+    if features is not None and outputs is not None:
+        raise FqvitError("--features: deprecated, and --output is given already. Leave out --features.")
     if calibration_file is None:
         recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile)
         check_integer(recipe)
@@ -103,6 +100,9 @@ def run(
         with catch_warnings():
             simplefilter("ignore", DeprecationWarning)  # --features is reported below
             calibration = calibrate(model, pictures.source, recipe, device=device, progress=track, workers=workers, **wanted)
+        if features is not None and workers.first:
+            new = {"pooled": "embedding", "tokens": "tokens, which leaves out the class token"}[features]
+            warn(f"--features {features} is deprecated. Use --output {new}.")
         pictures.report()
         where, skipped = pictures.where, pictures.skipped
     if not workers.first:
