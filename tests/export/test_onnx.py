@@ -29,7 +29,7 @@ from tests.runtime.wide_attention import WIDE_ATTENTION  # noqa: E402
 from tests.runtime.wide_elementwise import ELEMENTWISE  # noqa: E402
 
 INTEGERS = {"BOOL", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "UINT64"}
-RECIPES = ("fq-vit", "fq-vit-8", "fqvit", "w4", "minmax")
+RECIPES = ("fq-vit", "fq-vit-8", "fqvit", "w4", "embedding", "minmax")
 NETWORKS = [(kind, recipe) for kind in ("vit", "padded swin") for recipe in RECIPES]
 NETWORKS += [("distilled", "fq-vit"), ("mean", "fqvit"), ("no class token", "fq-vit"), ("swin", "fqvit")]
 

@@ -247,3 +247,28 @@ def test_the_role_of_a_site_selects_its_quantization(role: Any, symmetric: bool,
     q, wanted = channels.qparams(site, low, high, None), same(low, high, 6)
     np.testing.assert_array_equal(q.scale, wanted.scale)
     np.testing.assert_array_equal(q.zero, wanted.zero)
+
+
+@many
+@given(SEEDS, st.integers(1, 40), BITS, st.integers(0, 8), st.floats(0.05, 1))
+def test_no_gelu_channel_has_less_range_than_the_floor(seed: int, count: int, bits: int, k: int, quantile: float) -> None:
+    """A neuron that is silent in all calibration images may fire in others."""
+    low, high = np.full(count, -0.16), ranges(seed, count)[1]
+    floor = float(np.quantile(high, quantile))
+    for middle in (False, True):
+        site = SitePlan("act", "channels", bits, "gelu", k=k, symmetric=middle)
+        q = channels.qparams(site, low, high, None, quantile)
+        assert covers(q, low, np.maximum(high, floor), 1)
+        power = np.log2(q.scale.max() / q.scale)
+        assert np.allclose(power, np.rint(power)) and power.max() <= k
+    read_back(q)
+
+
+def test_the_gelu_floor_is_itself_one_of_the_ranges() -> None:
+    """Many channels have exactly this range, so it must not be rounded up to the next power of two."""
+    high = np.array([5.0, 1.0, 1.0, 1.0, 0.1])
+    site = SitePlan("act", "channels", 8, "gelu", k=4)
+    q = channels.qparams(site, np.full(5, -0.17), high, None, 0.5)
+    assert q.scale[1:] == pytest.approx([1.17 / 255] * 4) and q.scale[0] == pytest.approx(8 * 1.17 / 255)
+    # Without a floor, scales are fractions of the widest one, and the silent channel has the finest.
+    assert channels.qparams(site, np.full(5, -0.17), high, None).scale[-1] == pytest.approx(5.17 / 255 / 16)

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fqvit.errors import FqvitError
-from fqvit.quant.observers import OMSE_STRIDE, Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver, _tail
+from fqvit.quant.observers import OMSE_STRIDE, Attended, Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver, _tail
 
 SITE = "blocks.3.attn.scores"
 MAKERS: dict[str, Callable[[], Any]] = {
     "minmax": lambda: MinMax(SITE),
+    "attended": lambda: Attended(SITE),
     "ema": lambda: Ema(SITE, 0.3),
     "percentile": lambda: Percentile(SITE, 0.9, 0.3),
     "omse": lambda: Omse(SITE, 4),
@@ -136,6 +137,13 @@ def test_minmax_is_the_range_of_all_batches() -> None:
     batches = batches_of(5, 1)
     stacked = torch.stack(batches)
     assert fed(MinMax(SITE), batches).range() == (float(stacked.min()), float(stacked.max()))
+
+
+def test_attended_scores_start_below_the_least_row_maximum() -> None:
+    scores = torch.tensor([[30.0, -400.0], [5.0, 4.0], [90.0, 3.0]])
+    assert fed(Attended(SITE), [scores]).range() == (5.0 - Attended.REACH, 90.0)
+    # Scores that are all near their row maximum keep their whole range.
+    assert fed(Attended(SITE), [torch.tensor([[-1.0, 2.0]])]).range() == (-1.0, 2.0)
 
 
 def test_ema_averages_batches_in_order() -> None:

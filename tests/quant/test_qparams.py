@@ -183,3 +183,23 @@ def test_ptf_parameters_match_their_formulas(seed: int, k: int) -> None:
     assert found.alpha.min() >= 0 and found.alpha.max() <= k
     wide, narrow = int(found.alpha[4]), int(found.alpha[0])
     assert wide == k and narrow <= wide
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_levels_on_the_curve_fall_from_the_largest_to_0(bits: int) -> None:
+    levels = relative(bits, 257, "curve").levels
+    assert levels[0] == 2**15 and levels[-1] == 0 and sorted(set(levels), reverse=True) == list(levels)
+    assert len(levels) == 2**bits
+    assert relative(4, 40000, "curve").levels[0] * 40000 * 255 < 2**31
+    assert relative(8, 257, "curve").levels == relative(8, 257).levels
+
+
+@pytest.mark.parametrize("spread", [0.5, 1.0, 2.0])
+def test_the_curve_has_less_error_than_powers_for_smooth_attention(spread: float) -> None:
+    """Softmax of normal scores over 257 tokens, as in a vision transformer."""
+    p = torch.softmax(spread * torch.randn(64, 257, generator=torch.Generator().manual_seed(0)), -1)
+    errors = {}
+    for kind in ("powers", "curve"):
+        q = relative(4, 257, kind)
+        errors[kind] = float((q.decode(q.encode(p)) - p).square().sum())
+    assert errors["curve"] < errors["powers"]

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from fqvit.report.page import About, render
 from tests.report.conftest import Made
+from tests.report.test_embeddings import made as made_embeddings
 
 api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -193,4 +195,25 @@ def test_the_page_prints_black_on_white_without_navigation(browser, made: Made) 
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
     assert page.locator(".nav").is_hidden()
+    page.context.close()
+
+
+@pytest.fixture(scope="module")
+def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("embeddings")
+    report = made_embeddings(folder, ("embedding", "tokens"))
+    page = render(report, About("fqvit report", "model.fqvit", "photos", "today", []))
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    return Made(report, page, folder / "report.html")
+
+
+@pytest.mark.parametrize("width", [360, 1100])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_embeddings_fits_and_is_legible(browser, embeddings: Made, width: int, scheme: str) -> None:  # type: ignore[no-untyped-def]
+    page, seen = opened(browser, embeddings, width=width, color_scheme=scheme)
+    page.wait_for_function("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+    assert seen.messages == [] and page.evaluate("window.broken") is None
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert min(page.evaluate(CONTRAST.replace("'.path'", "'.path', '.worst li', '#output-table td'")).values()) >= 4.5
+    assert page.locator("#embeddings svg[role=img]").count() == 3 and page.locator(".worst > li").count() == 12
     page.context.close()

@@ -107,6 +107,11 @@ def unlabelled(
     return Images(found.limit(limit), str(path), workers)
 
 
+def relative(path: str, where: str) -> str:
+    """Return the name of an image without the folder `where` that contains it."""
+    return path.removeprefix(where).lstrip("/\\") or path
+
+
 def _agree(images: Source, place: Path, workers: Workers) -> None:
     """Raise FqvitError if workers on different machines have different image files. The workers read tar shards together."""
     if workers.size == 1 or isinstance(images, TarShards):

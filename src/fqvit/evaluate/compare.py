@@ -1,16 +1,16 @@
 """Compare a program with its float model: the signal-to-noise ratio of every site, integer and simulated.
 
-The simulation is rebuilt from the site parameters in the program, so that no calibration images are needed. Sites that stay
-in an accumulator have no codes and are left out; the logits are included. Needs torch. See also: quant/simulate.py,
-inspect.py.
+If the program outputs embeddings or tokens, the cosine of every site and of these outputs is measured as well. The simulation
+is rebuilt from the site parameters in the program, so that no calibration images are needed. Sites that stay in an accumulator
+have no codes and are left out; outputs are included. Needs torch. See also: quant/simulate.py, similarity.py, inspect.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.errors import FqvitError
+from fqvit.evaluate.similarity import COMPARED_KINDS, OutputSimilarity, OutputVectors, cosines, described_outputs
 from fqvit.ir.ops import Add
 from fqvit.ir.ops import Linear as LinearOp
-from fqvit.ir.program import Header, Program, Site
+from fqvit.ir.program import Header, Output, Program, Site
 from fqvit.models.graph import Features, Node
 from fqvit.models.layers import Linear
 from fqvit.models.load import FloatModel, class_count
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.centering import key_centers
 from fqvit.quant.fit import site_shapes
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
@@ -34,12 +36,16 @@ from fqvit.quant.simulate import Simulation
 from fqvit.quant.weights import QuantizedLinear
 from fqvit.runtime.reference import Integers, Reference
 
+See = Callable[[str, Tensor, Tensor], None]
 
-class SiteNoise(msgspec.Struct, frozen=True):
+
+class SiteNoise(msgspec.Struct, frozen=True, omit_defaults=True):
     """Signal-to-noise ratios of one site in decibels: 10 log10(sum float^2 / sum (float - other)^2); None if equal.
 
     integer_db, simulated_db: include the noise of all earlier sites. alone_db: the noise of this site only, that is, of the
     float model's values quantized here.
+    cosine: between the float and the integer vector over the channels, the mean of all tokens and images; lowest_cosine: of
+    the image with the lowest mean. None if the program outputs only logits.
     """
 
     site: str
@@ -48,26 +54,33 @@ class SiteNoise(msgspec.Struct, frozen=True):
     integer_db: float | None
     simulated_db: float | None
     alone_db: float | None
+    cosine: float | None = None
+    lowest_cosine: float | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """sites: lowest integer_db first. agreement: percent of images with the float model's best class; None for features."""
+    """sites: lowest integer_db first. agreement: percent of images with the float model's best class; None without logits.
+
+    outputs: the outputs other than logits
+    """
 
     images: int
     sites: list[SiteNoise]
     integer_agreement: float | None
     simulated_agreement: float | None
+    outputs: list[OutputSimilarity] = field(default_factory=list)
 
 
 @dataclass
 class _Power:
-    """Energies of signal and noise, summed over all images in float64."""
+    """Energies of signal and noise, summed over all images in float64. cosines: one per image"""
 
     signal: float = 0.0
     integer: float = 0.0
     simulated: float = 0.0
     alone: float = 0.0
+    cosines: list[float] = field(default_factory=list)
 
 
 class Comparer:
@@ -76,18 +89,26 @@ class Comparer:
     def __init__(self, program: Program, model: FloatModel) -> None:
         # Use the program's preprocessing, which may differ from the current defaults of the model.
         self.model = dataclasses.replace(model, preprocess=program.header.preprocess)
-        self.program, self.outputs = program, program.header.outputs
-        self.logits = next((output.buffer for output in self.outputs if output.kind == "logits"), None)
-        self.scales = {output.buffer: output.scale for output in self.outputs}
+        self.program = program
         calibration = calibration_of(program, *outputs_of(program.header, model))
+        if calibration.recipe.keys == "centered":
+            # A file does not store these constants: they are part of its biases.
+            centers = key_centers(calibration.graph(self.model), program.header.preprocess)
+            calibration = dataclasses.replace(calibration, centers=centers)
         self.graph = calibration.graph(self.model)
+        self.accumulators = accumulators_of(program)
         self._check(model)
         self.reference = Reference(program, "torch")  # the same bits as with numpy; torch may use several threads
         self.simulation = Simulation(self.model, calibration)
         if calibration.recipe.rounding == "compensated":
             self._use_weights_of_program()
         self.qparams = dict(self.simulation.sites)
-        self.power = {name: _Power() for name in (*self.qparams, *([self.logits] if self.logits else []))}
+        outputs = program.header.outputs
+        self.logits = next((i for i, output in enumerate(outputs) if output.kind == "logits"), None)
+        self.vectors = {
+            i: OutputVectors(info) for i, info in enumerate(described_outputs(program)) if info.kind in COMPARED_KINDS
+        }
+        self.power = {name: _Power() for name in (*self.qparams, *self.accumulators)}
         self.images = self.integer_agrees = self.simulated_agrees = 0
 
     def _use_weights_of_program(self) -> None:
@@ -109,8 +130,8 @@ class Comparer:
         constants, sites = self.program.constants, self.simulation.sites
         for op in self.program.ops:
             if isinstance(op, LinearOp) and op.y == name and op.out != "acc":
-                own = self.scales.get(name, self.program.header.output.scale)
-                scale = own if op.out == "i32" else sites[name].channel_scales(outputs)
+                own = self.accumulators.get(name, self.program.header.output)
+                scale = own.scale if op.out == "i32" else sites[name].channel_scales(outputs)
                 shift = constants[op.part("shift")].astype(np.float64)
                 return np.ones(outputs) * scale * constants[op.part("mult")] * np.exp2(-shift)
             if isinstance(op, Add):
@@ -128,7 +149,7 @@ class Comparer:
             takes, has = ("x".join(map(str, shape)) for shape in ((p.height, p.width, p.channels), program.input_shape))
             raise FqvitError(f"{model.name}: these weights take images of {takes}, the program takes {has}. {remedy}")
         shapes, buffers = site_shapes(self.graph, p), program.verify().buffers
-        sites = (*program.header.sites, *(output.buffer for output in program.header.outputs if output.kind == "logits"))
+        sites = (*program.header.sites, *self.accumulators)
         stray = next((site for site in sites if site not in shapes), None)
         if stray is not None:
             raise FqvitError(f"{stray}: the program has this site, but {model.name} does not. {remedy}")
@@ -139,8 +160,12 @@ class Comparer:
                 raise FqvitError(f"{said}. {remedy}")
 
     @torch.no_grad()
-    def add(self, images: NDArray[np.uint8]) -> None:
-        """Add images u8 [N, H, W, C]. Holds the float values of all sites of these images: keep N small."""
+    def add(self, images: NDArray[np.uint8], names: Sequence[str] = (), see: See | None = None) -> None:
+        """Add images u8 [N, H, W, C]. Holds the float values of all sites of these images: keep N small.
+
+        names: of the images; see: called with the name, the float and the integer values of every site and output
+        """
+        names = names or [f"image {self.images + i}" for i in range(len(images))]
         floats: dict[str, Tensor] = {}
 
         def keep(node: Node, y: Tensor) -> Tensor:
@@ -156,7 +181,7 @@ class Comparer:
 
         def against_integer(name: str, codes: Integers) -> None:
             if name in floats:
-                self.power[name].integer += _energy(floats[name] - self._decoded(name, codes))
+                self._against(name, floats[name], self._decoded(name, codes), see)
 
         def against_simulated(node: Node, y: Tensor) -> Tensor:
             y = self.simulation.visit(node, y)
@@ -169,31 +194,47 @@ class Comparer:
         integers = self.reference.run_all(images, against_integer)
         simulated = self.simulation.graph.run_all(pixels, against_simulated, self.simulation.call)
         self.images += len(images)
-        if self.logits:
-            i = [output.buffer for output in self.outputs].index(self.logits)
-            best = exact[i].argmax(-1)
-            self.integer_agrees += int((torch.from_numpy(integers[i]).argmax(-1) == best).sum())
-            self.simulated_agrees += int((simulated[i].argmax(-1) == best).sum())
+        if self.logits is not None:
+            best = exact[self.logits].argmax(-1)
+            self.integer_agrees += int((torch.from_numpy(integers[self.logits]).argmax(-1) == best).sum())
+            self.simulated_agrees += int((simulated[self.logits].argmax(-1) == best).sum())
+        for i, vectors in self.vectors.items():
+            vectors.add(names, exact[i].numpy(), integers[i])
+            if see is not None and self.graph.outputs[i] not in floats:
+                see(self.graph.outputs[i], *map(torch.from_numpy, vectors.comparable(exact[i].numpy(), integers[i])))
+
+    def _against(self, name: str, exact: Tensor, integer: Tensor, see: See | None) -> None:
+        """Compare the integer values of a site with the float values."""
+        power = self.power[name]
+        power.integer += _energy(exact - integer)
+        if self.vectors:
+            power.cosines += cosines(exact.numpy(), integer.numpy()).tolist()
+        if see is not None:
+            see(name, exact, integer)
 
     def _decoded(self, name: str, codes: Integers) -> Tensor:
         values = torch.from_numpy(codes.astype(np.float32))
-        return values * self.scales[name] if name == self.logits else self.qparams[name].decode(values)
+        return values * self.accumulators[name].scale if name in self.accumulators else self.qparams[name].decode(values)
 
     def result(self) -> Comparison:
         if self.images == 0:
             raise FqvitError("compare: no images were read. Pass a folder with at least one readable image.")
         rows = [self._row(name, power) for name, power in self.power.items()]
         rows.sort(key=lambda row: math.inf if row.integer_db is None else row.integer_db)
+        outputs = [vectors.result(vectors.neighbours()) for vectors in self.vectors.values()]
         if self.logits is None:
-            return Comparison(self.images, rows, None, None)
+            return Comparison(self.images, rows, None, None, outputs)
         percent = 100 / self.images
-        return Comparison(self.images, rows, percent * self.integer_agrees, percent * self.simulated_agrees)
+        return Comparison(self.images, rows, percent * self.integer_agrees, percent * self.simulated_agrees, outputs)
 
     def _row(self, name: str, power: _Power) -> SiteNoise:
         site = self.program.header.sites.get(name)
-        role, bits = (site.role, site.bits) if site else ("logits", 32)
+        role, bits = (site.role, site.bits) if site else (self.accumulators[name].kind, 32)
         noises = (power.integer, power.simulated, power.alone)
-        return SiteNoise(name, role, bits, *(_decibels(power.signal, noise) for noise in noises))
+        found = SiteNoise(name, role, bits, *(_decibels(power.signal, noise) for noise in noises))
+        if not power.cosines:
+            return found
+        return msgspec.structs.replace(found, cosine=float(np.mean(power.cosines)), lowest_cosine=min(power.cosines))
 
 
 def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.uint8]]) -> Comparison:
@@ -202,6 +243,12 @@ def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.ui
     for images in batches:
         comparer.add(images)
     return comparer.result()
+
+
+def accumulators_of(program: Program) -> dict[str, Output]:
+    """Return the outputs that are accumulators (logits, projections), by buffer. They are compared like sites."""
+    found = zip(program.header.outputs, described_outputs(program), strict=True)
+    return {output.buffer: output for output, info in found if info.dtype == "i32"}
 
 
 def outputs_of(header: Header, model: FloatModel) -> tuple[Features, tuple[str, ...]]:

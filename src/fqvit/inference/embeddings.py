@@ -76,11 +76,7 @@ class Embeddings:
     def float(self, name: str | None = None) -> NDArray[np.float32]:
         """Decode an output, f32 [N, *shape]. None: the first one. Kind `signs`: -1 and 1, eight per byte."""
         info = self.output(name)
-        codes = self.vectors[info.name]
-        if info.kind == SIGNS:
-            return np.unpackbits(codes, axis=-1).astype(np.float32) * 2 - 1
-        scale = info.scale * np.exp2(np.array(info.alpha)) if info.alpha else info.scale
-        return ((codes.astype(np.int64) - info.zero) * scale).astype(np.float32)
+        return decode(info, self.vectors[info.name])
 
     def save(self, path: str | Path) -> None:
         """Write the embeddings atomically, in the format that the suffix names: .npy, .safetensors or .parquet."""
@@ -103,6 +99,14 @@ class Embeddings:
                 f"{where}: made by {other.model} {other.fingerprint[:12]}, expected {self.model} {self.fingerprint[:12]}."
                 " Embeddings of different programs cannot be compared. Embed the images again with the same file."
             )
+
+
+def decode(info: Info, codes: Integers) -> NDArray[np.float32]:
+    """Return the values of an output, f32 [N, ..., C]. Kind `signs`: -1 and 1, eight per byte."""
+    if info.kind == SIGNS:
+        return np.unpackbits(codes, axis=-1).astype(np.float32) * 2 - 1
+    scale = info.scale * np.exp2(np.array(info.alpha)) if info.alpha else info.scale
+    return ((codes.astype(np.int64) - info.zero) * scale).astype(np.float32)
 
 
 class _About(msgspec.Struct, frozen=True, omit_defaults=True):

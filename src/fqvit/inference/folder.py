@@ -46,9 +46,15 @@ class FolderDone(Done):
     names: list[str] = field(default_factory=list)
 
 
-def pieces(places: Sequence[Path], preprocess: Preprocess) -> tuple[list[Piece], Source | None]:
-    """Return one piece per output file, in order, and the images if the pieces are parts of them."""
+def pieces(places: Sequence[Path], preprocess: Preprocess, out: Path) -> tuple[list[Piece], Source | None]:
+    """Return one piece per output file, in order, and the images if the pieces are parts of them.
+
+    Raises FqvitError if the folder `out` has the inputs, which could be overwritten.
+    """
     found = archives(places)
+    inside = next((path for path in found if path.parent.resolve() == out.resolve()), None)
+    if inside is not None:
+        raise FqvitError(f"{out}: has the input {inside.name}, which could be overwritten. Choose another folder.")
     if found:
         return [Piece((path,), path.stem) for path in found], None
     images = open_images(places, preprocess)
@@ -91,8 +97,8 @@ def embed_folder(
     progress: Progress | None = None,
 ) -> FolderDone:
     """Embed all pieces into a folder, which is created. Every worker must make this call and embeds its share of the files."""
+    todo, images = pieces(places, model.preprocess, out)
     make_folder(out)
-    todo, images = pieces(places, model.preprocess)
     workers.agree(str(places[0]), f"{len(todo)} files", "Every machine needs the same files.")
     share = [todo[number] for number in workers.share(len(todo))]
     total = FolderDone()

@@ -31,12 +31,13 @@ from fqvit.models.pixels import normalise
 from fqvit.quant import channels, distribute
 from fqvit.quant.batches import ImageSample, mark_last, rebatch, sample_size, shuffle_batches
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.centering import center, key_centers
 from fqvit.quant.channels import ChannelRange
 from fqvit.quant.methods import auto
 from fqvit.quant.methods.bitsplit import bit_split
 from fqvit.quant.methods.compensate import compensate
 from fqvit.quant.methods.similarity import search_intervals
-from fqvit.quant.observers import Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
+from fqvit.quant.observers import Attended, Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
 from fqvit.quant.recipe import Recipe
@@ -86,12 +87,12 @@ class SiteObserver:
         if site.kind == "log2":
             return log2(site.bits, self.recipe.zero_code)
         if site.kind == "relative":
-            return relative(site.bits, self.tokens)
+            return relative(site.bits, self.tokens, self.recipe.levels)
         if site.fixed is not None:
             return codes(*site.fixed, site.bits)
         first = self.parts[0]
         if isinstance(first, ChannelRange):
-            return channels.qparams(site, *first.ranges(), value)
+            return channels.qparams(site, *first.ranges(), value, self.recipe.gelu_floor)
         if isinstance(first, Ptf):
             found = first.result()
             return QParams(site.bits, np.array([found.scale]), np.array([found.zero], np.int64), found.alpha.astype(np.uint8))
@@ -103,6 +104,8 @@ def _range_observer(site: SitePlan, recipe: Recipe) -> RangeObserver:
         return MinMax(site.site)
     if site.observer == "ema":
         return Ema(site.site, recipe.momentum)
+    if site.observer == "attended":
+        return Attended(site.site)
     if site.observer == "percentile":
         return Percentile(site.site, recipe.quantile, recipe.momentum)
     return Omse(site.site, site.bits, recipe.last_batch)
@@ -115,6 +118,7 @@ class FloatPass:
         self.model, self.graph, self.recipes, self.where = model, graph, recipes, where
         self.observers = [{name: SiteObserver(site, each) for name, site in plan(graph, each).items()} for each in recipes]
         self.seen = 0
+        self.centers: Mapping[str, NDArray[np.float64]] = {}
 
     def observe(self, batch: NDArray[np.uint8], last: bool) -> None:
         """Run one batch, uint8 [n, H, W, C], and observe its sites. last: whether this is the last batch"""
@@ -171,7 +175,9 @@ def calibrate(
         auto.check(kind, names)
     workers.agree("weights", f"{model.name} {model.source}", "Every machine needs the same checkpoint.")
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
-    observed = FloatPass(model, graph, recipes, where)
+    centers = key_centers(graph, model.preprocess, where) if recipe.keys == "centered" else {}
+    observed = FloatPass(model, center(graph, centers), recipes, where)
+    observed.centers = centers
     if isinstance(images, Source):
         sample = distribute.observe(observed, images, recipe, workers, progress)
     else:
@@ -212,7 +218,14 @@ def _finish(
     if observed.seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
     calibrations = [
-        Calibration(each, wanted[0], observed.seen, site_parameters(observed.graph, each, sites), outputs=wanted[1])
+        Calibration(
+            each,
+            wanted[0],
+            observed.seen,
+            site_parameters(observed.graph, each, sites),
+            outputs=wanted[1],
+            centers=observed.centers,
+        )
         for each, sites in zip(observed.recipes, observed.observers, strict=True)
     ]
     calibration = calibrations[0]

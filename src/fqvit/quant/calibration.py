@@ -11,11 +11,13 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
 from fqvit.models.graph import Features, Graph
 from fqvit.models.load import FloatModel
 from fqvit.models.outputs import output_graph
+from fqvit.quant.centering import center
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.weights import QuantizedLinear
@@ -123,6 +125,7 @@ class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     weights: dict[str, SavedWeights] = {}
     square: SavedSite | None = None
     outputs: list[str] = []
+    centers: dict[str, list[float]] = {}
 
 
 @dataclass(frozen=True)
@@ -138,18 +141,21 @@ class Calibration:
     choice: Choice | None = None  # recipe `auto` only
     square: QParams | None = None  # detector heads only: parameters of their input, RoI features
     outputs: tuple[str, ...] = ()  # names of the outputs (models/requests.py); empty: those of the model itself
+    # Constants subtracted from keys, float64 [C] per layer (centering.py). Empty unless the recipe centers keys.
+    centers: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def graph(self, model: FloatModel) -> Graph:
-        """Trace a model up to the outputs that it was calibrated for."""
+        """Trace a model up to the outputs that it was calibrated for, with centered keys if this calibration has them."""
         p = model.preprocess
-        return output_graph(model.module, (p.channels, p.height, p.width), self.features, self.outputs)
+        return center(output_graph(model.module, (p.channels, p.height, p.width), self.features, self.outputs), self.centers)
 
     def to_json(self) -> str:
         """Encode all fields except `choice` as JSON text. Floats survive the round trip exactly."""
         sites = {name: SavedSite.of(q) for name, q in self.sites.items()}
         weights = {name: SavedWeights.of(found) for name, found in self.weights.items()}
         square = None if self.square is None else SavedSite.of(self.square)
-        saved = SavedCalibration(self.recipe, self.features, self.images, sites, weights, square, list(self.outputs))
+        outputs, centers = list(self.outputs), {name: constant.tolist() for name, constant in self.centers.items()}
+        saved = SavedCalibration(self.recipe, self.features, self.images, sites, weights, square, outputs, centers)
         return msgspec.json.format(msgspec.json.encode(saved), indent=1).decode()
 
     @staticmethod
@@ -162,5 +168,7 @@ class Calibration:
         sites = {name: site.qparams() for name, site in saved.sites.items()}
         weights = {name: found.weights() for name, found in saved.weights.items()}
         square = None if saved.square is None else saved.square.qparams()
-        outputs = tuple(saved.outputs)
-        return Calibration(saved.recipe, saved.features, saved.images, sites, weights, square=square, outputs=outputs)
+        outputs, centers = tuple(saved.outputs), {name: np.array(constant) for name, constant in saved.centers.items()}
+        return Calibration(
+            saved.recipe, saved.features, saved.images, sites, weights, square=square, outputs=outputs, centers=centers
+        )

@@ -60,8 +60,11 @@ class ChannelRange(Observer):
         self._low, self._high = state["low"], state["high"]
 
 
-def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None) -> QParams:
-    """Compute the parameters of a site from its ranges [C], by role. value: the parameters of V, for attention times V."""
+def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None, gelu_floor: float = 0.0) -> QParams:
+    """Compute the parameters of a site from its ranges [C], by role.
+
+    value: the parameters of V, for attention times V   gelu_floor: see Recipe
+    """
     if site.role == "qkv":
         return qkv(low, high, site.bits, site.symmetric)
     if site.role == "value":
@@ -70,7 +73,10 @@ def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None) ->
         assert value is not None
         return context(low, high, value, site.bits)
     if site.role == "gelu":
-        return symmetric_gelu(high, site.bits, site.k) if site.symmetric else gelu(low, high, site.bits, site.k)
+        high, widest = with_floor(high, gelu_floor, site.k)
+        if site.symmetric:
+            return symmetric_gelu(high, site.bits, site.k, widest)
+        return gelu(low, high, site.bits, site.k, widest)
     return symmetric_channels(low, high, site.bits) if site.symmetric else affine_channels(low, high, site.bits)
 
 
@@ -124,22 +130,40 @@ def context(low: Floats, high: Floats, v: QParams, bits: int) -> QParams:
     return QParams(bits, v.scale * factor, np.full(len(v.scale), middle, np.int64))
 
 
-def gelu(low: Floats, high: Floats, bits: int, k: int) -> QParams:
+def with_floor(high: Floats, quantile: float, k: int) -> tuple[Floats, float]:
+    """Return the upper ends [C] of GELU outputs, raised to a quantile of them, and the upper end that sets the coarsest scale.
+
+    Scales differ by powers of two. Many channels have the raised upper end, so the coarsest scale is that of the raised upper
+    end times a power of two. Without a floor (quantile 0), or if that power exceeds 2^k, it is the scale of the widest channel.
+    """
+    if quantile == 0:
+        return high, float(high.max())
+    least = max(float(np.quantile(high, quantile)), 0.0)
+    octaves = np.ceil(np.log2((float(high.max()) + GELU_DEPTH) / (least + GELU_DEPTH)))
+    if octaves > k:
+        return np.maximum(high, least), float(high.max())
+    # Slightly more than a power of two, so that no channel loses an octave to float rounding.
+    span = (least + GELU_DEPTH) * np.exp2(max(octaves, 0.0)) * (1 + 1e-9)
+    return np.maximum(high, least), float(span) - GELU_DEPTH
+
+
+def gelu(low: Floats, high: Floats, bits: int, k: int, widest: float | None = None) -> QParams:
     """Outputs of GELU: the scale of the widest channel divided by 2^j, with the largest j in 0..k without saturation.
 
     Every range starts at the minimum of GELU, so that channels with the same scale also have the same zero point.
+    widest: the upper end of the range with the coarsest scale, at least that of the widest channel, which is the default
     """
-    widest = float(high.max()) + GELU_DEPTH
-    j = np.clip(np.floor(np.log2(widest / (high + GELU_DEPTH))), 0, k)
-    scale = widest / (2**bits - 1) / np.exp2(j)
+    span = (float(high.max()) if widest is None else widest) + GELU_DEPTH
+    j = np.clip(np.floor(np.log2(span / (high + GELU_DEPTH))), 0, k)
+    scale = span / (2**bits - 1) / np.exp2(j)
     # If a channel is never positive, its range is just GELU_DEPTH, and rounding up could exceed the last code.
     return QParams(bits, scale, np.minimum(np.ceil(GELU_DEPTH / scale), 2**bits - 1).astype(np.int64))
 
 
-def symmetric_gelu(high: Floats, bits: int, k: int) -> QParams:
+def symmetric_gelu(high: Floats, bits: int, k: int, widest: float | None = None) -> QParams:
     """As `gelu`, with the middle code as zero point."""
     middle = 2 ** (bits - 1)
     reach = np.maximum(high, GELU_DEPTH)
-    widest = float(reach.max())
+    widest = float(reach.max()) if widest is None else max(widest, GELU_DEPTH)
     scale = widest / (middle - 1) / np.exp2(np.clip(np.floor(np.log2(widest / reach)), 0, k))
     return QParams(bits, scale, np.full(len(scale), middle, np.int64))

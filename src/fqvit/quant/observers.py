@@ -142,6 +142,40 @@ class MinMax(RangeObserver):
         self._low, self._high = map(float, state["range"])
 
 
+class Attended(MinMax):
+    """The range of scores [..., T, T] that attention depends on: from the least row maximum minus REACH to the maximum.
+
+    A softmax reads distances from the maximum of the row, and a weight of exp(-REACH) or less has code 0, so lower scores may
+    saturate. Not for masked scores, whose maximum a row may not attend to.
+    """
+
+    REACH: ClassVar[float] = 10.0  # code 0 begins at a distance of 8.4; the rest is for rows with a lower maximum
+
+    def __init__(self, site: str) -> None:
+        super().__init__(site)
+        self._least_top = math.inf
+
+    def _observe(self, x: Tensor) -> bool:
+        finite = super()._observe(x)
+        if finite:
+            self._least_top = min(self._least_top, float(x.amax(-1).min()))
+        return finite
+
+    def _range(self) -> tuple[float, float]:
+        return max(self._low, self._least_top - self.REACH), self._high
+
+    def _merge(self, later: Self) -> None:
+        super()._merge(later)
+        self._least_top = min(self._least_top, later._least_top)
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "least_top": self._least_top}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        super()._restore(state)
+        self._least_top = float(state["least_top"])
+
+
 class Ema(RangeObserver):
     """Exponential moving average of the minimum and maximum b of each batch: v = (1 - momentum) v + momentum b.
 

@@ -43,7 +43,7 @@ class SitePlan:
     kind: Literal["range", "channels", "ptf", "log2", "relative"]
     bits: int
     role: Role = "residual"
-    observer: RangeObserver = "minmax"
+    observer: RangeObserver | Literal["attended"] = "minmax"
     k: int = 0
     groups: int = 1
     symmetric: bool = False  # the zero point is the middle code; False for attention and ReLU, which are never negative
@@ -119,6 +119,8 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
         observer = recipe.observer
     if role == "residual" and observer == "ptf":
         return SitePlan(node.name, "ptf", bits, role, k=k, symmetric=recipe.symmetric)
+    if recipe.scores == "attended" and rule.observer is None and _is_plain_scores(graph, node):
+        observer = "attended"
     _check_observer(node, observer)
     if _has_channels(graph, node, recipe, rule):
         return SitePlan(node.name, "channels", bits, role, k=k, symmetric=recipe.symmetric)
@@ -194,6 +196,12 @@ def _check_observer(node: Node, observer: str) -> None:
 def plan_roi_features(recipe: Recipe) -> SitePlan:
     """Plan the input of a detector's heads: RoIAlign features, with the same parameters for every level of the pyramid."""
     return SitePlan(IMAGES, "range", recipe.activation_bits, "pyramid", recipe.observer, symmetric=recipe.symmetric)
+
+
+def _is_plain_scores(graph: Graph, node: Node) -> bool:
+    """Return whether softmaxes without a mask read the site, and nothing else does."""
+    readers = [reader.leaf for reader in graph.nodes if node.name in reader.inputs]
+    return bool(readers) and all(isinstance(leaf, Softmax) and leaf.mask is None for leaf in readers)
 
 
 def _is_added(graph: Graph, node: Node) -> bool:

@@ -8,6 +8,7 @@ log2_encode) and relative (see relative_encode).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -148,18 +149,23 @@ def log2(bits: int, zero_code: bool) -> QParams:
     return QParams(bits, np.ones(1), np.zeros(1, np.int64), log2=True, zero_code=zero_code)
 
 
-def relative(bits: int, tokens: int) -> QParams:
+def relative(bits: int, tokens: int, levels: Literal["powers", "curve"] = "powers") -> QParams:
     """Return codes for attention relative to the largest value of its row.
 
-    With more than 4 bits the levels are evenly spaced. Otherwise they are 2^15, 2^14, ... and 0; 4 bits also have the midpoints
-    between the four largest, each a sum of two powers of two. The largest level is below 2^15 if a weighted sum of `tokens`
-    8-bit values could exceed 31 bits.
+    With more than 4 bits the levels are evenly spaced. Otherwise they are, as shares of the largest:
+    powers: 1, 1/2, 1/4, ... and 0; 4 bits also have the midpoints between the four largest, each a sum of two powers of two;
+    curve: (u^2 + 4 u^4) / 5 for u = 1, ..., 0 in equal steps, which has less error where attention is spread over many tokens.
+    The largest level is 2^15, or less if a weighted sum of `tokens` 8-bit values could exceed 31 bits.
     """
     last = 2**bits - 1
-    levels = list(range(last + 1))
-    if bits <= 4:
-        top = 2 ** min(15, (2**31 // (255 * tokens)).bit_length() - 1)
+    if bits > 4:
+        return QParams(bits, np.ones(1), np.zeros(1, np.int64), levels=tuple(range(last + 1)))
+    top = 2 ** min(15, (2**31 // (255 * tokens)).bit_length() - 1)
+    if levels == "curve":
+        u = np.arange(last, -1, -1) / last
+        found = np.floor(top * (u**2 + 4 * u**4) / 5 + 0.5).astype(int).tolist()
+    else:
         midpoints = [3 * top >> k for k in (2, 3, 4)] if bits == 4 else []
         powers = [top >> k for k in range(last - len(midpoints))]
-        levels = [*sorted(powers + midpoints, reverse=True), 0]
-    return QParams(bits, np.ones(1), np.zeros(1, np.int64), levels=tuple(levels))
+        found = [*sorted(powers + midpoints, reverse=True), 0]
+    return QParams(bits, np.ones(1), np.zeros(1, np.int64), levels=tuple(found))

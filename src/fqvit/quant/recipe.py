@@ -56,11 +56,20 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Log-Int-Softmax (uniform with more than 4 bits); log2 codes of any width, simulated only; uniform codes; or codes
     # relative to the largest value of each row.
     attention: Literal["log2", "log2-wide", "uniform", "relative"] = "log2"
+    # Weights of relative codes of at most 4 bits: powers of two and some midpoints, or spaced along a smooth curve.
+    levels: Literal["powers", "curve"] = "powers"
+    # Keys as the model computes them, or minus one constant per channel, which changes no attention (centering.py).
+    keys: Literal["plain", "centered"] = "plain"
+    # Scores: the range by `observer`, or only the part of it that attention depends on.
+    scores: Literal["observed", "attended"] = "observed"
     zero_code: bool = True  # the last log2 code means 0 rather than 2^-15
     exp: Literal["table", "polynomial", "coarse"] = "table"  # exact; the paper's I-Exp; I-Exp as the paper's code evaluates it
     branches: Literal["accumulator", "codes"] = "accumulator"  # outputs of proj, fc2 and the patch embedding before the sum
     qkv: Literal["separate", "joint"] = "separate"  # one scale each for Q, K and V, or one for all
     channels: bool = False  # one scale per channel of norms, V, attention times V and GELU, folded into the next weights
+    # With `channels`: no channel of GELU outputs has a smaller range than this quantile of all channels. A neuron that fires
+    # rarely may be silent in all calibration images.
+    gelu_floor: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     symmetric: bool = False  # every zero point is the middle code, as in int8 with zero point 0 (except for pixels)
     mult: Literal["full", "short"] = "full"  # constant multipliers have up to 31 bits, or up to 16
     position_bits: Literal[8, 16] = 16
@@ -123,6 +132,16 @@ _OURS: dict[str, Any] = {
     "sites": {"residual": SiteRule(bits=16), "hidden": SiteRule(bits=10)},
 }
 
+# Features are compared with each other directly, so every part of them counts, not just the best class.
+_EMBEDDING: dict[str, Any] = {
+    **_OURS,
+    "rounding": "compensated",
+    "levels": "curve",
+    "keys": "centered",
+    "scores": "attended",
+    "gelu_floor": 0.9,
+}
+
 # Hardware with symmetric int8 and 16-bit multipliers. No codes are wider than 8 bits, so the residual stream needs PTF.
 _NPU: dict[str, Any] = {"symmetric": True, "mult": "short"}
 
@@ -132,6 +151,7 @@ RECIPES = {
         Recipe(name="fqvit", **_OURS),
         Recipe(name="w4", weight_bits=4, weight_group=16, rounding="compensated", **_OURS),
         Recipe(name="fast", weight_bits=7, **_OURS),
+        Recipe(name="embedding", **_EMBEDDING),
         Recipe(name="npu", attention="relative", channels=True, k=4, **_NPU),
         Recipe(name="auto", attention="relative", channels=True, k=4, max_loss=0.5),
         Recipe(name="fq-vit"),
@@ -210,6 +230,7 @@ def check_detector(recipe: Recipe) -> None:
         ("max_loss", recipe.max_loss, None),
         ("rounding", recipe.rounding, "nearest"),
         ("intervals", recipe.intervals, "observed"),
+        ("keys", recipe.keys, "plain"),
     ):
         if value != only:
             problem = f"recipe {recipe.name}: {field} is {value}, which is for classifiers only"

@@ -23,6 +23,7 @@ from fqvit.models.pixels import normalise
 from fqvit.quant.fit import site_shapes
 from fqvit.quant.qparams import QParams, affine, log2, relative
 from fqvit.report.data import AttentionMaps, QuantizedMap
+from fqvit.report.tokens import patch_grid, prefix_tokens
 
 WIDTHS = (8, 6, 4)  # bit widths of the quantized maps
 NO_MAPS = "attention maps: left out, because this model has no attention, or the grid of its patches is not known."
@@ -73,13 +74,11 @@ def _captured(model: FloatModel, graph: Graph, last: Node) -> AttentionLayout | 
     shape = site_shapes(graph.ending_at(last.name), model.preprocess)[last.name]
     if len(shape) != 3 or shape[1] != shape[2]:
         return None
-    embed = next((node for node in graph.nodes if isinstance(node.leaf, layers.Embed)), None)
-    prefix = 0 if embed is None else int(embed.params[0].shape[1])
-    patches, (height, width) = shape[2] - prefix, (model.preprocess.height, model.preprocess.width)
-    rows = math.isqrt(patches * height // width) if patches > 0 else 0
-    if rows == 0 or patches % rows or abs(rows / height * width - patches // rows) >= 1:
+    prefix = prefix_tokens(graph)
+    grid = patch_grid(shape[2], prefix, model.preprocess)
+    if grid is None:
         return None
-    return _tokens(last.name, (rows, patches // rows), prefix, "first token")
+    return _tokens(last.name, grid, prefix, "first token")
 
 
 def _tokens(site: str, grid: tuple[int, int], prefix: int, kind: str) -> AttentionLayout:

@@ -36,6 +36,14 @@ def jpeg(pixels: NDArray[np.uint8], size: int, quality: int = 82) -> str:
         return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
+def png(pixels: NDArray[np.uint8], size: int) -> str:
+    """Encode u8 [H, W, 3] as a PNG in a data: URI: every pixel becomes a square, the long side at least `size`."""
+    times = -(-size // max(pixels.shape[:2]))
+    with io.BytesIO() as file:
+        Image.fromarray(pixels.repeat(times, 0).repeat(times, 1)).save(file, "PNG", optimize=True)
+        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+
+
 def overlay(pixels: NDArray[np.uint8], weights: NDArray[np.float32], largest: float) -> NDArray[np.uint8]:
     """Blend the image in grey with heat colours: sqrt(weight / largest) from dark to bright, one square per patch.
 

@@ -18,8 +18,9 @@ from typing import Any
 from fqvit.errors import FqvitError
 from fqvit.evaluate.compare import SiteNoise
 from fqvit.evaluate.inspect import SiteRow, bits_of
-from fqvit.report import MISSING, maps, plots
+from fqvit.report import MISSING, embedding_plots, maps, plots
 from fqvit.report.data import entropy, used
+from fqvit.report.embeddings import Neighbour
 from fqvit.report.gather import Report
 from fqvit.report.predictions import Disagreement, Guess
 from fqvit.report.svg import asset
@@ -69,6 +70,39 @@ def pictures(report: Report) -> list[Picture]:
         )
         found.append(Picture("i-exp", "I-Exp against exp", caption, plots.exponentials(report.exp)))
     return found
+
+
+def embedding_pictures(report: Report) -> list[Picture]:
+    """Draw the figures about embeddings and tokens; none if the program outputs only logits."""
+    quality = report.embeddings
+    if quality is None:
+        return []
+    first = (
+        f"Cosine between the vector of the float model and that of the integer program, for each of {report.images:,} images."
+        " For tokens: the mean over the tokens of an image. 1 means the same direction."
+    )
+    found = [Picture("embedding-cosines", "Cosine of every image", first, embedding_plots.cosine_histograms(quality))]
+    layers = _layers(report)
+    if layers:
+        second = (
+            f"Mean cosine over all tokens at the sites of the residual stream, in network order, for {report.sites.images}"
+            " images. A step down shows the layer in which the error arises."
+        )
+        found.append(Picture("layer-cosines", "Cosine, layer by layer", second, embedding_plots.layer_cosines(layers)))
+    if quality.tokens:
+        third = (
+            f"The patch tokens of {quality.token_site}: their first three principal components as red, green and blue. The"
+            " projection is fitted to the float tokens of each image and applied to both, so equal colours mean equal tokens."
+            " The last column shows where they differ; its brightness is the square root of 1 − cosine."
+        )
+        found.append(Picture("token-colours", "Patch tokens as colours", third, embedding_plots.token_pictures(quality.tokens)))
+    return found
+
+
+def _layers(report: Report) -> list[SiteNoise]:
+    """Return the compared sites of the residual stream, in network order; empty if there are fewer than two."""
+    found = [row for row in _in_order(report) if row.role == "residual" and row.cosine is not None]
+    return found if len(found) > 1 else []
 
 
 def _norm_pictures(report: Report) -> list[Picture]:
@@ -121,7 +155,7 @@ def _attention_pictures(report: Report) -> list[Picture]:
 
 def pictures_of(report: Report, names: Sequence[str]) -> list[tuple[str, str]]:
     """Draw every figure of the page as (name, SVG), to be written to files."""
-    found = [(one.key, one.svg) for one in pictures(report)]
+    found = [(one.key, one.svg) for one in (*embedding_pictures(report), *pictures(report))]
     found.append(("site-errors", plots.site_errors(_in_order(report))))
     rows = report.predictions.by_class() if report.predictions is not None else []
     if any(row.change for row in rows):
@@ -137,6 +171,7 @@ def render(report: Report, about: About) -> str:
         raise FqvitError(MISSING) from None
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     style, script = asset("chart.css") + asset("page.css"), asset("page.js")
+    style += asset("embeddings.css") if report.embeddings is not None else ""
     context = _context(report, about)
     return environment.from_string(asset("template.html")).render(
         **context, style=_safe(style), script=_safe(script), policy=_policy(style, script)
@@ -177,6 +212,8 @@ def _context(report: Report, about: About) -> dict[str, Any]:
         "found": found,
         "accuracy": None if report.predictions is None else report.predictions.accuracy(),
         "cards": _cards(report),
+        "embedding_pictures": [(one, _safe(one.svg)) for one in embedding_pictures(report)],
+        "worst_images": _worst_images(report, about),
         "pictures": [(one, _safe(one.svg)) for one in drawn],
         "noise_picture": _safe(plots.site_errors(noises)),
         "compared": report.sites.images,
@@ -228,6 +265,7 @@ def _cards(report: Report) -> list[Card]:
         differing = predictions.images - predictions.agree
         same = f"same class as the float model; {differing} of {predictions.images:,} differ"
         cards.append(Card("agreement", f"{predictions.agreement:.1f} %", same))
+    cards += _embedding_cards(report)
     recipe = report.program.header.recipe
     bits = bits_of(recipe)
     cards.append(Card("bits", bits, "weights / activations / attention"))
@@ -239,6 +277,49 @@ def _cards(report: Report) -> list[Card]:
     headroom = f"all hold; the tightest has {_tightest(report)} bits of headroom"
     cards.append(Card("overflow proofs", f"{len(found.proofs):,}", headroom))
     return cards
+
+
+def _embedding_cards(report: Report) -> list[Card]:
+    """Return the cards of the main output and of the first tokens; the table has all outputs."""
+    quality = report.embeddings
+    if quality is None:
+        return []
+    main = next(one for one in quality.outputs if one.name == quality.main)
+    tokens = next((one for one in quality.outputs if len(one.shape) > 1 and one is not main), None)
+    cards = []
+    for one in (main, tokens):
+        if one is not None:
+            more = f"mean over the images; first percentile {one.first_percentile:.4f}, worst {one.worst:.4f}"
+            cards.append(Card(f"cosine, {one.name}", f"{one.mean_cosine:.4f}", more))
+    if main.neighbour_agreement is not None:
+        same = f"of {main.images:,} images have the same nearest neighbour as in float"
+        cards.insert(1, Card("neighbours", f"{main.neighbour_agreement:.1f} %", same))
+    return cards
+
+
+def _worst_images(report: Report, about: About) -> list[dict[str, Any]]:
+    shown = []
+    for one in () if report.embeddings is None else report.embeddings.worst:
+        near: list[tuple[str, Neighbour]] = []
+        if one.float_neighbour is not None and one.integer_neighbour is not None:
+            same = one.float_neighbour == one.integer_neighbour
+            near = [("nearest" if same else "nearest, float", one.float_neighbour)]
+            near += [] if same else [("nearest, integer", one.integer_neighbour)]
+        neighbours = [(words, _short(other.path, about), other.thumbnail) for words, other in near]
+        shown.append(
+            {
+                "path": _short(one.path, about),
+                "thumbnail": maps.jpeg(one.pixels, THUMBNAIL),
+                "cosine": one.cosine,
+                "neighbours": neighbours,
+            }
+        )
+    return shown
+
+
+def _short(path: str, about: About) -> str:
+    """Return the name of an image without the folder of all images."""
+    return path.removeprefix(about.where).lstrip("/\\") or path
 
 
 def _tightest(report: Report) -> str:
@@ -254,10 +335,9 @@ def _disagreement(one: Disagreement, about: About) -> dict[str, Any]:
     def lines(guesses: Sequence[Guess]) -> list[tuple[str, float, bool]]:
         return [(_name(guess.label, about.names), 100 * guess.share, guess.label == one.label) for guess in guesses]
 
-    path = one.path.removeprefix(about.where).lstrip("/\\") or one.path
     truth = None if one.label is None else _name(one.label, about.names)
     return {
-        "path": path,
+        "path": _short(one.path, about),
         "truth": truth,
         "thumbnail": maps.jpeg(one.pixels, THUMBNAIL),
         "sides": (("float", lines(one.float_guesses)), ("integer", lines(one.integer_guesses))),

@@ -228,7 +228,7 @@ def site_errors(sites: Sequence[SiteNoise]) -> str:
         canvas.circle("dot-warm", (x(i), y(worst)), 4, f"{sites[i].site}: integer {worst:.1f} dB")
         under = 14 if y(worst) < 250 else -9  # keep clear of the block names below
         canvas.text("loss", (x(i) + (-9 if side == "end" else 9), y(worst) + under), f"{sites[i].site} {worst:.1f} dB", side)
-    for start, name in _groups(sites):
+    for start, name in block_starts(sites):
         canvas.line("grid", (x(start - 0.5), 266), (x(start - 0.5), 274))
         canvas.text("tick", (x(start - 0.4), 287), name)
     canvas.circle("dot", (LEFT + 4, 316), 3.4)
@@ -243,7 +243,7 @@ def site_errors(sites: Sequence[SiteNoise]) -> str:
     return canvas.finish("Signal-to-noise ratio of each site", said)
 
 
-def _groups(sites: Sequence[SiteNoise]) -> list[tuple[int, str]]:
+def block_starts(sites: Sequence[SiteNoise]) -> list[tuple[int, str]]:
     """Return (index of the first site, name) of at most 12 evenly spaced blocks."""
     starts: list[tuple[int, str]] = []
     before = ""

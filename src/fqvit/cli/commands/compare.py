@@ -1,9 +1,10 @@
-"""`fqvit compare`: list the error of the program and of its simulation per site, worst first."""
+"""`fqvit compare`: list the error of the program and of its simulation per site, worst first, and the cosines of embeddings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -12,6 +13,10 @@ from fqvit.cli.output import say, say_json, warn
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
 from fqvit.system.text import table
+
+if TYPE_CHECKING:
+    from fqvit.evaluate.compare import Comparison
+    from fqvit.evaluate.similarity import OutputSimilarity
 
 BATCH = 2  # the float values of all sites are in memory at once
 
@@ -45,40 +50,82 @@ def run(
             warn(text)
         for batch in pictures.batches(BATCH, "comparing"):
             for comparer in comparers:
-                comparer.add(batch.images)
+                comparer.add(batch.images, batch.paths)
     found = comparers[0].result()
     before = comparers[1].result() if baseline is not None else None
-    known = {} if before is None else {row.site: row.integer_db for row in before.sites}
     if as_json:
-        result = {
-            "file": str(file),
-            "model": header.model,
-            "images": found.images,
-            "skipped": pictures.skipped,
-            "integer_agreement": found.integer_agreement,
-            "simulated_agreement": found.simulated_agreement,
-            "sites": msgspec.to_builtins(found.sites),
-        }
+        result = {"file": str(file), "model": header.model, "images": found.images, "skipped": pictures.skipped}
+        result |= _summary(found)
         if before is not None:
-            result |= {"baseline": str(baseline), "baseline_agreement": before.integer_agreement, "baseline_db": known}
+            result |= {"baseline": str(baseline)} | _summary_of_baseline(before)
         say_json(result)
         return
-    rows = []
-    for row in found.sites:
-        decibels = [row.integer_db, row.simulated_db, row.alone_db]
-        if before is not None:
-            then = known.get(row.site)
-            decibels += [then, None if then is None or row.integer_db is None else row.integer_db - then]
-        rows.append((row.site, row.role, str(row.bits), *("-" if value is None else f"{value:.1f}" for value in decibels)))
     say(f"{file} compared with the float model {header.model} on {found.images} images ({pictures.where}).")
     say("Signal-to-noise ratio in dB, worst first: integer program, its float simulation, and the rounding of this site only.")
-    heads = ["site", "role", "bits", "integer", "simulated", "rounding"]
+    if found.outputs:
+        say("cosine: between float and integer vectors, the mean of all tokens and images.")
     if before is not None:
         say(f"Last two columns: the integer program {baseline}, and the gain over it.")
-        heads += ["baseline", "gain"]
-    say("\n" + table(heads, rows, left=2))
+    say("\n" + _sites(found, before))
+    if found.outputs:
+        say("\nCosine to the float model, image by image, and percent of images with the same nearest neighbour:")
+        say(_outputs(found.outputs, None if before is None else before.outputs, pictures.where))
     if found.integer_agreement is not None:
         said = f"integer {found.integer_agreement:.1f} %, simulated {found.simulated_agreement:.1f} %"
         if before is not None and before.integer_agreement is not None:
             said += f", baseline {before.integer_agreement:.1f} %"
         say(f"\nSame top-1 class as the float model: {said}")
+
+
+def _summary(found: Comparison) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "integer_agreement": found.integer_agreement,
+        "simulated_agreement": found.simulated_agreement,
+        "sites": msgspec.to_builtins(found.sites),
+    }
+    return result | ({"outputs": msgspec.to_builtins(found.outputs)} if found.outputs else {})
+
+
+def _summary_of_baseline(before: Comparison) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "baseline_agreement": before.integer_agreement,
+        "baseline_db": {row.site: row.integer_db for row in before.sites},
+    }
+    return result | ({"baseline_outputs": msgspec.to_builtins(before.outputs)} if before.outputs else {})
+
+
+def _sites(found: Comparison, before: Comparison | None) -> str:
+    """Return the table of sites."""
+    known = {} if before is None else {row.site: row.integer_db for row in before.sites}
+    heads = ["site", "role", "bits", "integer", "simulated", "rounding"]
+    heads += ["cosine"] if found.outputs else []
+    heads += ["baseline", "gain"] if before is not None else []
+    rows = []
+    for row in found.sites:
+        cells = [_decibels(value) for value in (row.integer_db, row.simulated_db, row.alone_db)]
+        if found.outputs:
+            cells.append("-" if row.cosine is None else f"{row.cosine:.5f}")
+        if before is not None:
+            then = known.get(row.site)
+            cells += map(_decibels, (then, None if then is None or row.integer_db is None else row.integer_db - then))
+        rows.append((row.site, row.role, str(row.bits), *cells))
+    return table(heads, rows, left=2)
+
+
+def _decibels(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _outputs(found: Sequence[OutputSimilarity], before: Sequence[OutputSimilarity] | None, where: str) -> str:
+    """Return the table of outputs."""
+    known = {row.name: row for row in before or ()}
+    heads = ["output", "worst image", "mean", "first percentile", "worst", "neighbours"]
+    heads += ["baseline mean"] if before is not None else []
+    rows = []
+    for row in found:
+        same = "-" if row.neighbour_agreement is None else f"{row.neighbour_agreement:.1f} %"
+        cells = [*(f"{value:.5f}" for value in (row.mean_cosine, row.first_percentile, row.worst)), same]
+        if before is not None:
+            cells.append(f"{known[row.name].mean_cosine:.5f}" if row.name in known else "-")
+        rows.append((row.name, inputs.relative(row.worst_image, where), *cells))
+    return table(heads, rows, left=2)

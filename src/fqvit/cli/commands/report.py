@@ -93,11 +93,16 @@ def _names(program: Program, classes: Path | None, file: Path) -> tuple[tuple[st
     given = inputs.read_classes(classes)
     if given is None:
         return program.classes or (), []
-    output = program.header.output
-    count = program.verify().buffers[output.buffer].channels
-    if output.kind == "logits" and len(given.names) != count:
+    count = _class_count(program)
+    if count is not None and len(given.names) != count:
         raise FqvitError(f"{classes}: {len(given.names)} classes, but {file} has {count}. Pass one name per logit.")
     return tuple(given.names), given.ids
+
+
+def _class_count(program: Program) -> int | None:
+    """Return the number of logits; None if the program outputs none."""
+    logits = next((output for output in program.header.outputs if output.kind == "logits"), None)
+    return None if logits is None else program.verify().buffers[logits.buffer].channels
 
 
 def _images(
@@ -109,8 +114,8 @@ def _images(
     """
     header = program.header
     warnings: list[str] = []
-    if header.output.kind == "logits":
-        count = program.verify().buffers[header.output.buffer].channels
+    count = _class_count(program)
+    if count is not None:
         try:
             return inputs.labelled(data, header.model, header.preprocess, names or count, ids, limit), warnings
         except FqvitError as error:
@@ -177,6 +182,9 @@ def summary(found: Report) -> dict[str, object]:
         "max_over_median": {one.norm: round(one.ratio, 2) for one in found.norms if math.isfinite(one.ratio)},
         "sites": msgspec.to_builtins(found.sites.sites),
     }
+    if found.embeddings is not None:
+        result["outputs"] = msgspec.to_builtins(list(found.embeddings.outputs))
+        result["worst_images"] = [{"name": one.path, "cosine": round(one.cosine, 6)} for one in found.embeddings.worst]
     if attention is not None:
         result["attention"] = {
             "images": attention.images,
@@ -200,6 +208,11 @@ def _text(found: Report, where: str) -> str:
         rows.append(("top-5", f"integer {accuracy.integer_top5:.2f} %, float {accuracy.float_top5:.2f} %"))
     if found.predictions is not None:
         rows.append(("agreement", f"{found.predictions.agreement:.2f} %"))
+    for output in () if found.embeddings is None else found.embeddings.outputs:
+        low = f"first percentile {output.first_percentile:.4f}, worst {output.worst:.4f}"
+        same = output.neighbour_agreement
+        near = "" if same is None else f"; same nearest neighbour for {same:.1f} %"
+        rows.append((output.name, f"cosine to float: mean {output.mean_cosine:.4f}, {low}{near}"))
     if found.norms:
         worst = max(found.norms, key=lambda one: one.ratio)
         rows.append(("LayerNorm", f"widest channel {worst.ratio:.1f}x the median channel ({worst.norm})"))
