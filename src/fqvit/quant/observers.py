@@ -145,11 +145,12 @@ class MinMax(RangeObserver):
 class Attended(MinMax):
     """The range of scores [..., T, T] that attention depends on: from the least row maximum minus REACH to the maximum.
 
-    A softmax reads distances from the maximum of the row, and a weight of exp(-REACH) or less has code 0, so lower scores may
-    saturate. Not for masked scores, whose maximum a row may not attend to.
+    A softmax reads distances from the maximum of the row, and relative codes round a weight of exp(-REACH) or less to 0, so
+    lower scores may saturate. Not for masked scores, whose maximum a row may not attend to.
     """
 
-    REACH: ClassVar[float] = 10.0  # code 0 begins at a distance of 8.4; the rest is for rows with a lower maximum
+    # 4-bit weights are 0 from a distance of 7.7 (levels "curve") or 8.3 ("powers"); the rest is for rows with a lower maximum.
+    REACH: ClassVar[float] = 10.0
 
     def __init__(self, site: str) -> None:
         super().__init__(site)
