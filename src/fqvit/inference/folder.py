@@ -17,7 +17,7 @@ from fqvit.data.places import archives, open_images, open_unlabelled, short_name
 from fqvit.data.preprocess import Preprocess
 from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
-from fqvit.inference.embed import Done, Job, embed_file
+from fqvit.inference.embed import Done, Job, PartsFolder, embed_file
 from fqvit.inference.embeddings import Info, source_of
 from fqvit.inference.model import BATCH, ProgramModel
 from fqvit.system.files import remedy
@@ -81,6 +81,7 @@ def embed_piece(
     job = Job(model, source, wanted, lambda name: short_name(name, piece.places), batch)
     path = out / f"{piece.name}.{kind}"
     if source_of(path) == job.digest:
+        PartsFolder(path, job.digest, job.parts).remove()  # if an earlier run was killed before it could do so
         return FolderDone(images=len(source), files=1, kept=1, names=[path.name])
     done = embed_file(job, path)
     return FolderDone(done.images, done.resumed, done.skipped, done.seconds, files=1, names=[path.name])
