@@ -1,6 +1,6 @@
 # Targets for everybody:   demo, test, check, docs, clean
-# For developers:          lint, bench, detector, library, pythons
-# Robustness:              nightly = nightly-tests, sanitize, fuzz, fuzz-files, faults, soak, mutants
+# For developers:          lint, bench, detector, library, pythons, oldest
+# Robustness:              nightly = nightly-tests, sanitize, fuzz, fuzz-files, faults, soak, mutants, oldest
 # Each target creates .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PARALLEL := -n auto --dist worksteal
 
 .PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-loader fuzz-readers fuzz-files faults soak \
-  mutants pythons oracles library clean
+  mutants pythons oldest oracles library clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -31,7 +31,7 @@ test: lint oracles
 	$(PYTEST) $(PARALLEL)
 
 # Everything that takes hours or needs tools that few machines have.
-nightly: nightly-tests sanitize fuzz faults soak mutants
+nightly: nightly-tests sanitize fuzz faults soak mutants oldest
 	$(MAKE) fuzz-files COUNT=200000 WORKERS=2
 
 # Tests with emulators and cross compilers. If a tool is missing, its tests are skipped with the name of the tool or package.
@@ -174,6 +174,13 @@ pythons:
 	  build/pythons/$$python/bin/pip -q --disable-pip-version-check install . || exit 1; \
 	  (cd build/pythons && $$python/bin/python ../../scripts/check_wheel.py) || exit 1; \
 	done
+
+# Capture models with the oldest torch that pyproject.toml allows, and its torchvision. The packages take several gigabytes.
+OLDEST := torch==2.6.0 torchvision==0.21.0
+oldest:
+	rm -rf build/oldest && $(PYTHON) -m venv build/oldest
+	build/oldest/bin/pip -q --disable-pip-version-check install $(OLDEST) . timm pytest hypothesis
+	OMP_NUM_THREADS=1 build/oldest/bin/python -m pytest -q tests/frontend tests/models
 
 # Rewrite the generated pages and build the documentation site, build/site/index.html. Broken links fail.
 docs: .venv/.dev

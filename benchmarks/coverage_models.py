@@ -5,6 +5,9 @@ Images are as small as the architecture allows, so that all models together take
 
 from __future__ import annotations
 
+import enum
+import functools
+import hashlib
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 DECLARED: list[torch.library.Library] = []  # a garbage-collected Library unregisters its operators
-MANY = 100_000_000  # a model with more parameters is built with two blocks
+MANY = 100  # a model with more millions of parameters is built with two blocks
+FAILURES = (TypeError, ValueError, RuntimeError, NotImplementedError, AssertionError, IndexError, AttributeError, KeyError)
 
 # Modules of timm. Of the model names in each list, at least 90 % (TIMM_90) or 60 % (TIMM_60) must quantize and run.
 TIMM_90 = [
@@ -55,6 +59,21 @@ class Built:
     shallow: bool = False
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How to build a model of timm: options of its constructor, and the size of the images.
+
+    configuration: equal for two names that build the same module, so that one run answers for both
+    """
+
+    name: str
+    options: dict[str, Any]
+    size: tuple[int, int, int]
+    millions: float
+    shallow: bool
+    configuration: str
+
+
 def library(name: str) -> ModuleType:
     """Import timm or transformers, even if torchvision was built for another torch: its operators are declared, not called."""
     for operator in ("nms", "qnms"):
@@ -80,37 +99,79 @@ def randomised(module: nn.Module) -> nn.Module:
 # timm
 
 
-def timm_model(name: str, shallow: bool = False) -> Built:
-    """Build a model of timm. shallow: with two blocks"""
+def plan(name: str, shallow: bool = False, whole: bool = False) -> Plan:
+    """Find options that build a model of timm. shallow: with two blocks   whole: with its own image size"""
     timm = library("timm")
-    parameters = _parameters(timm, name)
+    default = timm.models.get_pretrained_cfg(name).input_size
+    millions = sum(p.numel() for p in _skeleton(timm, name, None, {}).parameters()) / 1e6
     shorter: list[dict[str, Any]] = [{}]
-    if parameters > MANY or shallow:
+    if millions > MANY or shallow:
         shorter = [{"depth": 2}, {"depths": (1, 1, 2, 1)}, {"depths": (1, 1, 2)}, {"layers": (1, 1, 1, 1), "depth": 2}, {}]
-    default = (
-        timm.get_pretrained_cfg(name).input_size if timm.is_model_pretrained(name) else timm.models.get_pretrained_cfg(name)
-    )
-    default = default if isinstance(default, tuple) else default.input_size
     problem: Exception | None = None
     for extra in shorter:
-        for options, size in _sizes(timm, name, default):
+        for options, size in [({}, default)] if whole else _sizes(timm, name, default):
             try:
-                module = randomised(timm.create_model(name, **options, **extra))
-                with torch.no_grad():
-                    module(torch.zeros(1, *size))
-                return Built(module, size, parameters / 1e6, bool(extra))
-            except (TypeError, ValueError, RuntimeError, AssertionError, IndexError, AttributeError, KeyError) as error:
+                module = _skeleton(timm, name, size, {**options, **extra})
+                return Plan(name, {**options, **extra}, size, millions, bool(extra), configuration(module, size))
+            except FAILURES as error:
                 problem = error
     raise ValueError(f"cannot be built: {problem}")
 
 
-def _parameters(timm: ModuleType, name: str) -> int:
-    """Count parameters without allocating them, if the model allows it."""
-    try:
-        with torch.device("meta"):
-            return sum(p.numel() for p in timm.create_model(name).parameters())
-    except (RuntimeError, NotImplementedError, ValueError, AssertionError):
-        return sum(p.numel() for p in timm.create_model(name).parameters())
+def build(plan: Plan) -> Built:
+    """Build a model of timm with random weights."""
+    module = randomised(library("timm").create_model(plan.name, **plan.options))
+    return Built(module, plan.size, plan.millions, plan.shallow)
+
+
+def _skeleton(timm: ModuleType, name: str, size: tuple[int, int, int] | None, options: dict[str, Any]) -> nn.Module:
+    """Build a model and, with a size, run it on zeros; without memory for its parameters, if it allows that."""
+    for device in ("meta", "cpu"):
+        try:
+            with torch.device(device), torch.no_grad():
+                module: nn.Module = timm.create_model(name, **options).eval()
+                if size is not None:
+                    module(torch.zeros(1, *size))
+                return module
+        except TypeError:  # no such option
+            raise
+        except FAILURES:
+            if device == "cpu":
+                raise
+    raise AssertionError
+
+
+def configuration(module: nn.Module, size: tuple[int, int, int]) -> str:
+    """Return a hash of everything that determines what a module computes, except the values of its weights.
+
+    That is the image size and, for every submodule, its class, its attributes and the shapes of its tensors. Two names of
+    timm with equal hashes differ only in their published weights and in the image size that was replaced.
+    """
+    lines = [repr(size)]
+    for path, part in module.named_modules():
+        own = {k: v for k, v in vars(part).items() if not k.startswith("_") and k not in ("pretrained_cfg", "default_cfg")}
+        tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
+        lines.append(f"{path} {_describe(type(part))} {_describe(own)} {shapes}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"tensor {tuple(value.shape)}"
+    if isinstance(value, functools.partial):
+        return f"partial {_describe(value.func)} {_describe(value.args)} {_describe(value.keywords)}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_describe(v)}" for k, v in sorted(value.items(), key=lambda item: str(item[0]))) + "}"
+    if isinstance(value, list | tuple | set):
+        return "[" + ", ".join(map(_describe, value)) + "]"
+    if isinstance(value, nn.Module):
+        return type(value).__qualname__
+    if isinstance(value, type) or callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    if isinstance(value, str | int | float | complex | None | torch.dtype | torch.device | enum.Enum):
+        return repr(value)
+    return f"{type(value).__qualname__} {_describe(vars(value)) if hasattr(value, '__dict__') else repr(value)}"
 
 
 def _sizes(timm: ModuleType, name: str, default: tuple[int, int, int]) -> Iterator[tuple[dict[str, Any], tuple[int, int, int]]]:

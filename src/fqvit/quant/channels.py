@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fqvit.errors import FqvitError
 from fqvit.quant.observers import Observer, channel_extremes
 from fqvit.quant.plan import SitePlan
 from fqvit.quant.qparams import SCALE_GRID, QParams, affine, concatenate, symmetric
@@ -125,6 +126,8 @@ def qkv(low: Floats, high: Floats, bits: int, middle: bool = False) -> QParams:
 
 def context(low: Floats, high: Floats, v: QParams, bits: int) -> QParams:
     """Attention times V has the scales of V times one factor: the least for which no channel saturates."""
+    if len(low) % len(v.scale):
+        raise FqvitError(f"attention times V: {len(v.scale)} scales of V for {len(low)} channels, which is not supported.")
     middle = 2 ** (bits - 1)
     factor = float((np.maximum(-low, high) / v.channel_scales(len(low))).max()) / (middle - 1) or 1.0
     return QParams(bits, v.scale * factor, np.full(len(v.scale), middle, np.int64))
