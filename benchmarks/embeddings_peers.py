@@ -1,7 +1,7 @@
 """Other int8 runtimes for embeddings.py: ONNX Runtime with static quantization, and OpenVINO with NNCF.
 
-Both quantize the float model's ONNX export with their own defaults for transformers, calibrated on the same images, and run on
-one thread.
+Both quantize the float model's ONNX export, calibrated on the same images, and run on one thread. ONNX Runtime: QDQ,
+per-channel int8 weights, uint8 activations, min-max ranges. NNCF: its defaults for transformers.
 """
 
 from __future__ import annotations

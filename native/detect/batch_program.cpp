@@ -8,7 +8,7 @@ namespace {
 constexpr std::int64_t MIN_ROWS = 64;
 
 [[noreturn]] void reject(const std::string& y) {
-    throw BadProgramWithRemedy(y + ": this op cannot run on a batch of RoIs, expected an op of a detector's head");
+    throw BadProgram(y + ": this op cannot run on a batch of RoIs, expected an op of a detector's head");
 }
 
 const Shape& shape_of(const Engine& head, const std::string& buffer) { return head.value(head.find(buffer)).shape; }

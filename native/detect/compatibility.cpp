@@ -45,7 +45,8 @@ void check_roi_head(const Part& head, std::int64_t channels, const std::vector<O
             ": takes pixels, expected a head of a detector, which takes RoI features");
     const Shape shape = header.input_shape();
     require(shape[0] == shape[1] && shape[0] <= MAX_ROI_SIDE && shape[2] == channels, "detector: ", header.model,
-            ": takes ", shape, ", expected a square RoI of ", channels, " channels");
+            ": takes ", shape, ", expected a square RoI of ", channels, " channels with at most ", MAX_ROI_SIDE,
+            " cells per side");
     std::vector<OutputKind> found;
     for (const Output& output : header.outputs()) found.push_back(output.kind);
     require(found == kinds, "detector: ", header.model, ": gives other outputs, expected ",

@@ -52,6 +52,7 @@ struct LayerNormFields {
     OptionalName alpha{};
     std::int64_t bits = 8;
     bool center = true;
+    std::int64_t fraction = 24;
 };
 
 // A multiplier: one number, or the name of an i32 constant with one per channel (add) or per head (matmul).

@@ -63,7 +63,8 @@ struct Description<LayerNormFields> {
                           optional<&F::zero>("zero"),
                           optional<&F::alpha>("alpha"),
                           optional<&F::bits>("bits"),
-                          optional<&F::center>("center")};
+                          optional<&F::center>("center"),
+                          optional<&F::fraction>("fraction")};
     }
 };
 

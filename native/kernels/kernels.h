@@ -63,19 +63,19 @@ struct Tile {
     std::int64_t row, channel, stride;  // first row and channel in y; channels of y
 };
 
-// y[c] = clamp((t[c] g[c] + b[c]) >> shift), t[c] = round(2^(24 + j) (C v[c] - M1) / isqrt(2^(2 j) D)),
+// y[c] = clamp((t[c] g[c] + b[c]) >> shift), t[c] = round(2^(fraction + j) (C v[c] - M1) / isqrt(2^(2 j) D)),
 // v[c] = (x[c] - zero[c]) 2^alpha[c], M1 = sum v, D = C sum v^2 - M1^2 + epsilon, j the largest with 2^(2 j) D < 2^62.
 // Without centering, M1 = 0.
 struct Norm {
     std::int64_t channels, epsilon;
-    int shift;
+    int shift, fraction;
     std::int64_t last;
     bool center, wide_in, wide_out;
     const std::int32_t* zero;
     const std::int32_t* alpha;
     const std::int32_t* g;
     const std::int64_t* b;  // b 2^b_shift + 2^(shift - 1)
-    bool fits_i32;          // every C v - M1 fits in i32, |t| < 2^30 and shift >= 32
+    bool fits_i32;          // every C v - M1 fits in i32, |t| < 2^30, shift >= 32 and fraction is 24
     bool per_tensor;      // fits_i32, all alpha are 0, C is a multiple of 16 and v is x minus the offset below, as i16
     std::int16_t offset;  // per_tensor: the zero point, or any number if it cancels because of the centering
 };

@@ -81,8 +81,8 @@ bool FusedTables::fuse(const Lookup& lookup, Epilogue& epilogue) {
 
 namespace {
 
-// kernels.h has the formula of LayerNorm. |C v - M1| <= (isqrt(C) + 1) sqrt(D), so |t| <= (isqrt(C) + 1) 2^24. Both
-// also hold for M1 = 0.
+// kernels.h has the formula of LayerNorm. |C v - M1| <= (isqrt(C) + 1) sqrt(D), so |t| <= (isqrt(C) + 1) 2^fraction.
+// Both also hold for M1 = 0.
 class LayerNorm final : public Op {
 public:
     LayerNorm(const LayerNormFields& fields, Scope& scope) : kernels_(scope.kernels.kernels) {
@@ -94,14 +94,15 @@ public:
         const std::int64_t epsilon = in_range(fields.epsilon, 1, (std::int64_t{1} << 62) - 1, "epsilon");
         const auto shift = static_cast<int>(in_range(fields.shift, 1, MAX_SHIFT, "shift"));
         const auto b_shift = static_cast<int>(in_range(fields.b_shift, 0, 32, "b_shift"));
+        const auto fraction = static_cast<int>(in_range(fields.fraction, 16, 24, "fraction"));
         value = codes_value(fields.bits, x.shape);
         zero_ = scope.zeros(fields.zero, channels, 0, MAX_CODE, "zero");
         alpha_ = scope.alphas(fields.alpha, channels);
         const std::int64_t v = shifted_bound(x, zero_, alpha_), root = isqrt(channels) + 1;
         const std::int64_t squares = bound_multiply(bound_multiply(channels, channels), bound_multiply(v, v));
         prove(bound_add(squares, epsilon), 62, "D");
-        prove(bound_add(bound_shift(root, 55), std::int64_t{1} << 31), 63, "t numerator");
-        const std::int64_t t = bound_shift(root, 24);
+        prove(bound_add(bound_shift(root, fraction + 31), std::int64_t{1} << 31), 63, "t numerator");
+        const std::int64_t t = bound_shift(root, fraction);
         prove(t, 31, "t");
         std::int64_t g_largest = 0, b_largest = 0;
         const auto* data = affine.as<std::int32_t>();
@@ -120,10 +121,11 @@ public:
         // |C v - M1| = |sum over c' of v - v[c']| <= C (largest v - smallest v)
         const std::int64_t spread = bound_multiply(channels, 2 * v);
         const bool one_zero = smallest_of(zero_) == largest_of(zero_), no_alpha = largest_of(alpha_) == 0;
-        norm_.channels = channels, norm_.epsilon = epsilon, norm_.shift = shift, norm_.last = value.hi;
+        norm_.channels = channels, norm_.epsilon = epsilon, norm_.shift = shift, norm_.fraction = fraction,
+        norm_.last = value.hi;
         norm_.center = fields.center, norm_.wide_in = x.is_wide(), norm_.wide_out = value.is_wide();
         norm_.zero = zero_.data(), norm_.alpha = alpha_.data(), norm_.g = g_.data(), norm_.b = b_.data();
-        norm_.fits_i32 = spread < std::int64_t{1} << 31 && shift >= 32 && root <= 64;
+        norm_.fits_i32 = spread < std::int64_t{1} << 31 && shift >= 32 && root <= 64 && fraction == 24;
         // A zero point of all channels cancels if the mean is subtracted; any other must leave u8 codes within i16.
         const bool i16 = fields.center || (!norm_.wide_in && zero_.front() <= 255);
         norm_.per_tensor = norm_.fits_i32 && channels % 16 == 0 && no_alpha && one_zero && i16;

@@ -61,7 +61,15 @@ def test_a_folder_gets_one_file_per_shard(tmp_path: Path) -> None:
     assert (fqvit(*words).json["files"], fqvit(*words).json["kept"]) == (3, 3)
     assert sorted(os.listdir(tmp_path / "out")) == [f"x-{number}.safetensors" for number in range(3)]
     said = fqvit(*words[:-1]).out
-    assert "3 files, 3 of them complete before" in said
+    assert "files: 3, complete before: 3" in said
+
+
+def test_inputs_are_not_overwritten(tmp_path: Path) -> None:
+    place = tar_of(tmp_path / "tars" / "x.tar", range(3)).parent
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    for out in (place, f"{place}/", f"{place}/../tars/"):
+        assert_rejected(fqvit("embed", TOKENS, place, "-o", out, "--format", "safetensors"), "has the input x.tar")
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
 
 
 def test_a_classifier_gives_its_logits(tmp_path: Path) -> None:
@@ -140,7 +148,7 @@ def test_two_processes_write_the_file_of_one(tmp_path: Path) -> None:
     place = folder_of(tmp_path / "photos", 30)
     fqvit("embed", TOKENS, place, "-o", tmp_path / "one.safetensors")
     words = ["embed", TOKENS, place, "-o", tmp_path / "two.safetensors", "--json"]
-    found = ends(start([["-m", "fqvit", *words]] * 2))
+    found = ends(start([["-m", "fqvit", *words]] * 2), 180)
     assert [code for code, _, _ in found] == [0, 0], found
     assert json.loads(found[0][1])["workers"] == 2 and found[1][1] == ""
     assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()

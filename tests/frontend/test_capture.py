@@ -5,12 +5,20 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fqvit.frontend.capture import capture, check
+from fqvit.frontend.load import load_model
+from fqvit.lowering.lower import lower
+from fqvit.models.pixels import normalise
+from fqvit.runtime.native import Engine
+from fqvit.runtime.reference import Reference
+from tests.captured import captured as captured_model
+from tests.factories import calibration_of, images_for
 from tests.frontend.parity import SIZE, Tokens, captured, randomised
 
 
@@ -32,12 +40,59 @@ def test_a_graph_captured_with_one_image_runs_batches() -> None:
         torch.testing.assert_close(graph(images[i : i + 1])[0], together[i])
 
 
+class TwoHeads(nn.Module):
+    """The mean of two classifiers and both of them, as in DeiT with its teacher's head, and the tokens; no MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8)
+        self.first, self.second = nn.Linear(8, 5), nn.Linear(8, 5)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        tokens = self.norm(self.patches(images).flatten(2).transpose(1, 2))
+        first, second = self.first(tokens[:, 0]), self.second(tokens[:, 1])
+        return (first + second) / 2, first, second, tokens
+
+
+def test_a_program_has_the_outputs_of_the_module_in_its_order() -> None:
+    torch.manual_seed(0)
+    module = TwoHeads().eval()
+    model = load_model(module, 16)
+    program = lower(model, calibration_of(model, "fqvit", count=4))
+    images = images_for(model.preprocess, 4, 7)  # those of the calibration: no value is clipped
+    have = Engine(program, 1).run_all(images)
+    with torch.no_grad():
+        wanted = module(normalise(images, model.preprocess))
+    assert len(have) == 4
+    for codes, output, x in zip(have, program.header.outputs, wanted, strict=True):
+        alpha = 0 if output.alpha is None else program.constants[output.alpha].astype(np.int64)
+        values = (codes.astype(np.float64) - output.zero) * output.scale * 2.0**alpha
+        assert np.abs(values - x.numpy()).max() < 0.05 * x.abs().max()
+    for a, b in zip(have, Reference(program).run_all(images), strict=True):
+        assert np.array_equal(a, b)
+
+
 def test_the_module_is_not_modified() -> None:
     model = randomised(Tokens(F.gelu)).train().double()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     capture(model, SIZE)
     assert model.training and next(model.parameters()).dtype == torch.float64
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_weights_of_a_checkpoint_are_in_memory_once() -> None:
+    model = captured_model("classifier")
+    assert model.original is not None
+    shared = {weight.data_ptr() for weight in model.original.parameters()}
+    sizes = [(weight.numel(), weight.data_ptr() in shared) for weight in model.module.parameters()]
+    assert sum(size for size, is_shared in sizes if is_shared) > 0.9 * sum(size for size, _ in sizes)
+
+
+def test_a_live_module_keeps_its_weights_for_itself() -> None:
+    model = captured_model("hybrid")
+    assert model.original is not None
+    shared = {weight.data_ptr() for weight in model.original.parameters()}
+    assert not any(weight.data_ptr() in shared for weight in model.module.parameters())
 
 
 def test_greyscale_images_that_are_not_square_are_captured() -> None:

@@ -96,3 +96,12 @@ def test_a_gated_mlp_has_one_multiply() -> None:
     model = Tokens(lambda x: x, gate=nn.Linear(8, 12), up=nn.Linear(8, 12), down=nn.Linear(12, 8))
     model.body = lambda x, layers: layers["down"](F.silu(layers["gate"](x)) * layers["up"](x))
     assert kinds(captured(model)).count("Multiply") == 1
+
+
+def test_a_relu_of_a_convolution_of_the_images_is_a_table() -> None:
+    """Only layers that read codes can clamp their accumulators at the zero point."""
+    graph = tokens(F.relu)
+    assert kinds(graph) == ["Patches", "Activation"]
+    model = Tokens(lambda x: x, fc=nn.Linear(8, 12))
+    model.body = lambda x, layers: F.relu(layers["fc"](x))
+    assert kinds(captured(model))[-2:] == ["Linear", "Relu"]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fqvit.frontend.load import load_model
+from fqvit.ir.ops import LayerNorm
+from fqvit.lowering.lower import lower
+from fqvit.models.graph import Captured
+from fqvit.runtime.native import Engine
+from fqvit.runtime.reference import Reference
+from tests.factories import calibration_of, images_for
 from tests.frontend.parity import Maps, Tokens, captured, kinds, maps, tokens
 
 
@@ -43,6 +51,33 @@ def test_a_group_norm_becomes_one_norm(groups: int) -> None:
     graph = captured(model)
     assert kinds(graph).count("LayerNorm") == 1
     assert ("Depthwise" in kinds(graph)) == (groups > 1)  # one group: weight and bias are part of the norm
+
+
+@pytest.mark.parametrize(("channels", "narrow"), [(24, False), (40, True)])
+def test_a_group_norm_of_long_rows_runs_in_integers(channels: int, narrow: bool) -> None:
+    """16,129 values or more need fewer fraction bits; from 32,768 on, squares of 16-bit codes would overflow."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.norm = nn.Conv2d(3, channels, 3, 2, 1), nn.GroupNorm(1, channels)
+            self.out, self.head = nn.Conv2d(channels, channels, 1), nn.Linear(channels, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = self.stem(images)
+            x = x + self.out(self.norm(x))
+            return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = load_model(Normed().eval(), 64)
+    assert isinstance(model.module, Captured)
+    before = kinds(model.module)
+    assert ("Narrow" in before[: before.index("LayerNorm")]) == narrow
+    program = lower(model, calibration_of(model, "fqvit", count=2))
+    (norm,) = (op for op in program.ops if isinstance(op, LayerNorm))
+    assert norm.fraction == 23
+    images = images_for(model.preprocess, 1, 3)
+    assert np.array_equal(Engine(program, 1).run(images), Reference(program).run(images))
 
 
 def test_a_group_norm_of_rearranged_maps_is_captured() -> None:

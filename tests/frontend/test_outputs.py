@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fqvit.data.images import read_image
 from fqvit.frontend.capture import capture
+from fqvit.frontend.load import load_model
 from fqvit.lowering.lower import lower
 from fqvit.models.config import BeitConfig, DinoV3Config, SwinV2Config, VisionConfig
 from fqvit.models.families.build import build_family
@@ -16,6 +19,8 @@ from fqvit.models.graph import trace, value_shapes
 from fqvit.models.load import FloatModel
 from fqvit.models.pixels import normalise
 from fqvit.models.streams import Streams
+from fqvit.quant.calibrate import calibrate
+from fqvit.quant.recipe import load_recipe
 from fqvit.runtime.native import Engine
 from fqvit.runtime.reference import Reference
 from tests.factories import assert_same, calibration_of, float_model, images_for
@@ -95,3 +100,28 @@ def test_programs_of_a_family_give_the_same_bits_and_close_values(family: str) -
             assert output.kind == "tokens" or (output.kind == "embedding" and output.alpha is None)
         if leaf == "Linear":
             assert expected[-1].dtype == np.int32 and config.outputs == expected[-1].shape[1]
+
+
+def test_outputs_of_the_real_dinov2_are_close_to_the_float_model(shared_data: Path) -> None:
+    path = shared_data / "weights" / "dinov2_vits14.safetensors"
+    if not path.exists():
+        pytest.skip("needs the weights of DINOv2")
+    model = load_model("dinov2_vits14", path, size=112)
+    files = sorted((shared_data / "imagenet" / "calib").glob("*/*.jpg"))[::40][:12]
+    images = np.stack([read_image(file, model.preprocess) for file in files])
+    outputs = ("embedding", "embedding:l2", "embedding:sign", "tokens", "tokens@9", "class@5")
+    calibration = calibrate(model, [images], load_recipe("fqvit"), outputs=outputs)
+    program = lower(model, calibration)
+    expected = Reference(program, "torch").run_all(images[:2])
+    with torch.no_grad():
+        exact = calibration.graph(model).run_all(normalise(images[:2], model.preprocess))
+    for name, found, want, close, output in zip(
+        outputs, Engine(program).run_all(images[:2]), expected, exact, program.header.outputs, strict=True
+    ):
+        assert_same(found, want, name)
+        if output.kind == "signs":
+            assert (np.unpackbits(found) == np.unpackbits(close.numpy().astype(np.uint8))).mean() > 0.93
+            continue
+        values = (found.astype(float) - output.zero) * output.scale
+        lengths = np.linalg.norm(values, axis=-1) * np.linalg.norm(close.numpy(), axis=-1)
+        assert ((values * close.numpy()).sum(-1) / lengths).mean() > 0.95, name

@@ -120,3 +120,8 @@ def test_data_movement_in_every_form_only_moves_values() -> None:
 
     graph = tokens(lambda x: move(F.gelu(x)))
     assert set(kinds(graph)) <= {"Patches", "Gelu", "Take", "Route", "Gather"}
+
+
+def test_max_pooling_of_maps_padded_with_minus_infinity_leaves_the_padding_out() -> None:
+    graph = maps(lambda x: F.max_pool2d(F.pad(F.gelu(x), (0, 1, 0, 1), value=-torch.inf), 3, 2))
+    assert kinds(graph)[:3] == ["Patches", "Gelu", "MaxRows"]

@@ -36,6 +36,7 @@ from tests.detect.detectors import SETTINGS  # noqa: E402
 from tests.detect.test_programs import sample_images  # noqa: E402
 from tests.factories import GROUPED, calibration_of, float_model, images_for, model_of  # noqa: E402
 from tests.golden.cosine import cosine  # noqa: E402
+from tests.golden.fraction import fraction  # noqa: E402
 
 # 5 x 7 tokens in windows of 3, padded, and shifted in the second block: a small file with masks.
 MASKED_SWIN = SwinConfig((10, 14), 2, 1, 4, 8, (2,), (2,), 3, hidden_ratio=2)
@@ -71,7 +72,7 @@ OUTPUTS = {
 
 
 # {file: a function that builds its program by hand}
-BUILT = {"cosine_v1": cosine}
+BUILT = {"cosine_v1": cosine, "fraction_v1": fraction}
 
 
 def make_built() -> None:

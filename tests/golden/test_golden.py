@@ -77,6 +77,7 @@ def test_the_files_of_version_1_use_every_op() -> None:
         "elementwise_v1",
         "fqvit_swin_v1",
         "fqvit_v1",
+        "fraction_v1",
         "grouped_v1",
         "original_v1",
         "swin_v1",

@@ -206,6 +206,18 @@ def test_a_shard_that_was_killed_in_the_middle_continues(tmp_path: Path, monkeyp
     assert (done.images, done.kept, done.resumed) == (52, 1, 10) and hidden(out) == []
 
 
+def test_a_run_that_was_killed_at_the_very_end_leaves_nothing(tmp_path: Path) -> None:
+    place, out = shards_of(tmp_path / "tars"), tmp_path / "out"
+    run_folder(place, out)
+    (out / ".x-1.safetensors.parts").mkdir()  # killed after the output was complete
+    (out / ".x-1.safetensors.parts" / "000000.safetensors").write_bytes(b"")
+    (out / "x-2.safetensors").unlink()
+    (out / ".x-2.safetensors.01234567.tmp").write_bytes(b"")  # killed while the output was written
+    (out / ".x-2.safetensors.notes.tmp").write_bytes(b"")
+    assert run_folder(place, out).kept == 3
+    assert hidden(out) == [".x-2.safetensors.notes.tmp"]
+
+
 def test_workers_share_the_shards(tmp_path: Path) -> None:
     place = shards_of(tmp_path / "tars")
     run_folder(place, tmp_path / "one")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis  # noqa: F401  # else its plugin does so at the end, while threads of Ray compile too (CPython issue 106905)
 import numpy as np
 import pytest
 

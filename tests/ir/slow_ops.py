@@ -106,7 +106,7 @@ def layernorm(op: LayerNorm, get: Get) -> Result:
             j += 1
         d = math.isqrt(big * 4**j)
         for c in range(channels):
-            t = floor_half((channels * v[c] - m1) * 2 ** (24 + j), d)
+            t = floor_half((channels * v[c] - m1) * 2 ** (op.fraction + j), d)
             assert abs(t) < 2**31
             y[(*row, c)] = clamp(floor_half(t * int(g[c]) + int(b[c]) * 2**op.b_shift, 2**op.shift), op.bits)
     return y

@@ -189,7 +189,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "Term": {"zero": 0, "alpha": None},
     "Lookup": {"alpha": None, "y_zero": (), "bits": 8},
     "Linear": {"out": "codes", "y_zero": 0, "bits": 8, "group": 0, "weights_of": None},
-    "LayerNorm": {"zero": 0, "alpha": None, "bits": 8, "center": True},
+    "LayerNorm": {"zero": 0, "alpha": None, "bits": 8, "center": True, "fraction": 24},
     "Add": {"y_zero": 0, "y_alpha": None, "bits": 8},
     "Take": {"fill": 0},
     "Permute": {"shape": (), "select": None},

@@ -86,6 +86,7 @@ def layernorm(draw: Draw) -> AnyOp:
         alpha=alpha,
         bits=draw.one(3, 8, 16),
         center=bool(draw.int(0, 1)),
+        fraction=draw.one(16, 23, 24, 24),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ pytest.importorskip("torch")
 
 from fqvit.errors import FqvitError
 from fqvit.ir.fixed import multiplier
-from fqvit.lowering.encode import _shortened, encode_affine, encode_ratio, powers, shared_shift, to_int32
+from fqvit.lowering.encode import _shortened, encode_affine, encode_ratio, powers, quotient_fraction, shared_shift, to_int32
 from fqvit.quant.qparams import QParams
 
 RATIOS = st.floats(2.0**-30, 2.0**29)
@@ -99,7 +101,7 @@ def test_a_shared_shift_is_between_1_and_47(short: bool, room: int) -> None:
 def test_encode_affine_rounds_to_the_nearest_integers(
     gain: list[float], offset: list[float], g_fraction: int, b_fraction: int
 ) -> None:
-    both, shift, b_shift = encode_affine("norm", np.array(gain), np.array(offset))
+    both, shift, b_shift = encode_affine("norm", np.array(gain), np.array(offset), 24)
     assert (shift - 24, shift - b_shift) == (g_fraction, b_fraction)
     assert both.dtype == np.int32 and both.shape == (2, 2)
     assert both[0].tolist() == [int(np.floor(x * 2**g_fraction + 0.5)) for x in gain]
@@ -113,7 +115,17 @@ def test_values_that_do_not_fit_32_bits_are_rejected() -> None:
         with pytest.raises(FqvitError, match="^y: bias does not fit 32 bits"):
             to_int32("y", "bias", np.array([0, wrong]))
     with pytest.raises(FqvitError, match="^norm: gamma or beta does not fit 32 bits"):
-        encode_affine("norm", np.array([2.0**31]), np.array([1.0]))
+        encode_affine("norm", np.array([2.0**31]), np.array([1.0]), 24)
+
+
+@pytest.mark.parametrize(("channels", "fraction"), [(1, 24), (16128, 24), (16129, 23), (65024, 23), (65025, 22), (2**20, 20)])
+def test_long_rows_of_a_norm_have_fewer_fraction_bits(channels: int, fraction: int) -> None:
+    """The largest quotient of a row, (isqrt(C) + 1) 2^fraction, is the largest one below 2^31."""
+    root = math.isqrt(channels) + 1
+    assert quotient_fraction(channels) == fraction
+    assert root << fraction < 2**31 and (fraction == 24 or root << fraction + 1 >= 2**31)
+    both, shift, b_shift = encode_affine("norm", np.array([0.5]), np.array([3.0]), fraction)
+    assert both[0, 0] / 2.0 ** (shift - fraction) == 0.5 and both[1, 0] / 2.0 ** (shift - b_shift) == 3.0
 
 
 def test_powers_splits_scales_into_the_finest_one_and_powers_of_two() -> None:

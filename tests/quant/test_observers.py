@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fqvit.errors import FqvitError
-from fqvit.quant.observers import OMSE_STRIDE, Attended, Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver, _tail
+from fqvit.quant.observers import OMSE_STRIDE, Attended, Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
+from fqvit.quant.quantile import tail
 
 SITE = "blocks.3.attn.scores"
 MAKERS: dict[str, Callable[[], Any]] = {
@@ -105,7 +106,7 @@ def test_non_finite_values_are_reported_with_the_site(kind: str, position: int, 
 def test_the_quantile_of_elements_with_a_nan_is_nan(largest: bool) -> None:
     flat = torch.randn(10_000)
     flat[1234] = math.nan
-    assert math.isnan(_tail(flat, 0.999, largest))
+    assert math.isnan(tail(flat, 0.999, largest))
 
 
 @pytest.mark.parametrize("kind", MAKERS)

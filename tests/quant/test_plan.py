@@ -177,6 +177,14 @@ def test_a_pattern_that_matches_nothing_is_rejected() -> None:
         planned(sites={"blocks.9.*": SiteRule(bits=4)})
 
 
+def test_rules_of_built_in_recipes_need_not_match() -> None:
+    """A model without an MLP has no site of role hidden, for which the recipe fqvit has a rule."""
+    graph = Graph((Node("act", Relu(), ("images",)),), "act")
+    assert "hidden" in RECIPES["fqvit"].sites and set(plan(graph, RECIPES["fqvit"])) == {"act"}
+    with pytest.raises(FqvitError, match="'hidden' matches no quantized site"):
+        plan(graph, msgspec.structs.replace(RECIPES["fqvit"], sites={"hidden": SiteRule(bits=9)}))
+
+
 @pytest.mark.parametrize("site", ["head", "blocks.0.attn.proj", "patch_embed.proj", "branch"])
 def test_rules_for_sites_that_are_not_quantized_are_rejected(site: str) -> None:
     with pytest.raises(FqvitError, match=f"{site!r} matches no quantized site"):

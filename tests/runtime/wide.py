@@ -169,6 +169,7 @@ def layernorm(draw: Draw) -> Case:
             alpha=alpha,
             bits=y_bits,
             center=bool(draw.int(0, 2)),
+            fraction=draw.one(24, 24, 24, 23, 16),
         ),
     )
 

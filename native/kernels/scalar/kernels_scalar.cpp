@@ -39,7 +39,7 @@ void epilogue(const Epilogue& e, const Tile& tile, void* y) {
     }
 }
 
-// The proofs of D < 2^62 and t < 2^31 (ops/dense.cpp) imply |C v| < 2^31 and C < 2^14.
+// The proofs of D < 2^62 and t < 2^31 (ops/dense.cpp) imply |C v| < 2^31 and C 4^fraction < 2^62.
 void layernorm(const Norm& norm, const void* x, void* y, std::int64_t rows) {
     const std::int64_t channels = norm.channels;
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -57,7 +57,7 @@ void layernorm(const Norm& norm, const void* x, void* y, std::int64_t rows) {
         const int j = (61 - ilog2(static_cast<std::uint64_t>(big_d))) >> 1;
         const std::int64_t d = isqrt(big_d << 2 * j);
         for (std::int64_t c = 0; c < channels; ++c) {
-            const std::int64_t t = round_divide((channels * v(c) - m1) * (std::int64_t{1} << (24 + j)), d);
+            const std::int64_t t = round_divide((channels * v(c) - m1) * (std::int64_t{1} << (norm.fraction + j)), d);
             store_code(y, norm.wide_out, r * channels + c, clamp((t * norm.g[c] + norm.b[c]) >> norm.shift, norm.last));
         }
     }

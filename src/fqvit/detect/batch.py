@@ -19,7 +19,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.moves import Permute, Take
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import AnyOp, Output, Program
-from fqvit.ir.value import MAX_ELEMENTS, Constant, Value
+from fqvit.ir.value import DAMAGED, MAX_ELEMENTS, Constant, Value
 
 
 def batched(program: Program, count: int) -> Program:
@@ -85,7 +85,7 @@ def _permute(op: Permute, count: int) -> Permute:
 
 
 def _reject(op: AnyOp) -> NoReturn:
-    raise FqvitError(f"{op.y}: this op cannot run on a batch of RoIs, expected an op of a detector's head.")
+    raise FqvitError(f"{op.y}: this op cannot run on a batch of RoIs, expected an op of a detector's head. {DAMAGED}")
 
 
 def _output(output: Output, buffers: Mapping[str, Value]) -> Output:

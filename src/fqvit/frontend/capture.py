@@ -50,6 +50,21 @@ def capture(module: nn.Module, size: tuple[int, int, int]) -> Captured:
     return captured
 
 
+@torch.no_grad()
+def share_weights(captured: Captured, module: nn.Module) -> None:
+    """Let the graph use the memory of the module's weights, for those that capturing has not changed."""
+    own: dict[int, list[Tensor]] = {}
+    weight: Tensor
+    for weight in module.parameters():
+        own.setdefault(weight.numel(), []).append(weight)
+    for parameter in captured.parameters():
+        flat = parameter.flatten()
+        for weight in own.get(parameter.numel(), ()):
+            if weight.is_contiguous() and torch.equal(weight.flatten(), flat):
+                parameter.data = weight.detach().view(parameter.shape)
+                break
+
+
 @contextmanager
 def _refusing(problem: str) -> Iterator[None]:
     """Raise FqvitError instead of an exception of torch or of a violated assumption about the model."""

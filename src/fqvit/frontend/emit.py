@@ -18,6 +18,8 @@ from fqvit.models import general, layers, maps
 from fqvit.models.graph import IMAGES, Graph, Node
 from fqvit.models.layers import Leaf, Role
 
+LONG_ROW = 2**15  # a norm reads rows of this length as 8-bit codes: its sum of squares of 16-bit codes would overflow
+
 
 class Emitter:
     """Emit one node per step, and one per distinct gather between steps.
@@ -76,7 +78,7 @@ class Emitter:
         """Return the name of a node whose output is the view. narrow: read 8-bit codes of a wider residual stream"""
         assert view.scale is None and view.offset is None
         if len(view.steps) != 1:
-            return self._join(view, path)
+            return self._join(view, path, narrow)
         step, name = view.step, self.names[view.step]
         if narrow and self.roles.get(step) == "residual":
             name = self._narrowed(step)
@@ -93,13 +95,13 @@ class Emitter:
             self.moved[key] = self.node(f"{self.names[step]}.narrow", general.Narrow(), (self.names[step],))
         return self.moved[key]
 
-    def _join(self, view: View, path: str) -> str:
+    def _join(self, view: View, path: str, narrow: bool) -> str:
         width = _joined_runs(view)
         index = view.index.reshape(-1, width)[:, 0]
         rows = torch.where(index >= 0, index // width, -1)
-        key = ("join", *(self.names[s] for s in view.steps), view.shape, rows.numpy().tobytes())
+        key = ("join", narrow, *(self.names[s] for s in view.steps), view.shape, rows.numpy().tobytes())
         if key not in self.moved:
-            leaf = general.Join(rows, width, view.shape, "residual")
+            leaf = general.Join(rows, width, view.shape, "inner" if narrow else "residual")
             self.moved[key] = self.node(f"{path}.join", leaf, tuple(self.names[step] for step in view.steps))
         return self.moved[key]
 
@@ -157,15 +159,22 @@ class Emitter:
         self.step(step, general.Depthwise(index, weight, terms, self.roles[step]), (x,))
 
     def _affine(self, step: Step) -> None:
-        index = torch.arange(step.size // step.shape[-1]).view(*step.shape[:-1], 1)
+        channels = step.shape[-1]
+        lead = step.shape[:-1] or (1,)  # the op Depthwise reads rows: a vector becomes one row, and the row a vector again
+        index = torch.arange(step.size // channels).view(*lead, 1)
         leaf = general.Depthwise(index, step.data["weight"].float(), step.data["bias"].float(), self.roles[step])
-        self.step(step, leaf, (self._read(step),))
+        x = self.value(step.inputs[0].reshaped(*lead, channels), self._name(step), narrow=True)
+        self.step(step, leaf, (x,))
+        if lead != step.shape[:-1]:
+            vector = general.Route(step.shape, (0,), step.shape, times=1)
+            self.names[step] = self.node(f"{self.names[step]}.vector", vector, (self.names[step],))
 
     def _norm(self, step: Step) -> None:
         data = step.data
         leaf = layers.LayerNorm(step.shape[-1], data["eps"], self.roles[step], data["center"])
         leaf.weight.data, leaf.bias.data = data["weight"].float(), data["bias"].float()
-        self.step(step, leaf, (self._read(step),))
+        x = self.value(step.inputs[0], self._name(step), narrow=step.shape[-1] >= LONG_ROW)
+        self.step(step, leaf, (x,))
 
     def _activation(self, step: Step) -> None:
         label, view = step.data["name"], step.inputs[0]
@@ -182,7 +191,9 @@ class Emitter:
     def _fuses(self, view: View) -> bool:
         """Return whether a ReLU of this view can be part of the linear layer before it."""
         step = view.step
-        return step.kind == "linear" and len(self.readers[step]) == 1 and view.is_identity() and view.shape == step.shape
+        if step.kind != "linear" or any(source.kind == "images" for source in step.inputs[0].steps):
+            return False
+        return len(self.readers[step]) == 1 and view.is_identity() and view.shape == step.shape
 
     def _add(self, step: Step) -> None:
         leaf = layers.Add(self.roles[step])

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fqvit.errors import FqvitError
-from fqvit.frontend.capture import capture
+from fqvit.frontend.capture import capture, share_weights
 from fqvit.models import live, load
 from fqvit.models.graph import Captured
 from fqvit.models.load import FloatModel, Weights
@@ -52,6 +52,7 @@ def captured(model: FloatModel) -> FloatModel:
         return model
     p = model.preprocess
     graph = capture(model.module, (p.channels, p.height, p.width))
+    share_weights(graph, model.module)  # nobody else has this module; a live one belongs to the caller, who may change it
     if model.classes is not None:
         graph.use_as_classifier(True)
     return dataclasses.replace(model, module=graph, original=model.module)

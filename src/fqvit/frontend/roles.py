@@ -43,7 +43,9 @@ def role_of(step: Step, readers: Readers) -> Role:
     # depthwise, affine
     if kinds == {"activation"}:
         return "hidden"
-    return "residual" if kinds and kinds <= {*SUMS, "norm"} else "inner"
+    if not kinds:
+        return "residual" if len(step.shape) == 1 else "inner"  # a vector that the model returns, such as logits
+    return "residual" if kinds <= {*SUMS, "norm"} else "inner"
 
 
 def _linear(step: Step, readers: Readers, kinds: set[str]) -> Role:
@@ -53,7 +55,7 @@ def _linear(step: Step, readers: Readers, kinds: set[str]) -> Role:
         # A classifier has a bias; the projection of CLIP and its relatives has none, and its output is an embedding.
         return "logits" if step.data["bias"] is not None else "pooled"
     if None in [reader for reader, _ in readers]:
-        return "inner"
+        return "residual" if len(step.shape) == 1 and kinds <= {*SUMS} else "inner"
     if kinds <= {"scores", "context"}:
         return "qkv" if kinds == {"scores", "context"} else "value"
     if kinds <= {*SUMS}:

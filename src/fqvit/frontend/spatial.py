@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -173,11 +174,19 @@ def max_pool2d(
 ) -> View:
     if ceil_mode:
         raise NotImplementedError("with ceil_mode is not supported")
-    views = neighbourhoods(x, kernel, stride or kernel, padding, dilation)
+    views = neighbourhoods(_without_infinity(x), kernel, stride or kernel, padding, dilation)
     n, h, w, kh, kw, channels = views.shape
     rows = drop_leading_ones((n, h * w)) or (1,)
     step = reader.step("max", [views.reshaped(*rows, kh * kw, channels)], (*rows, channels))
     return _as_map(step.view(), n, h, w)
+
+
+def _without_infinity(x: View) -> View:
+    """Remove the terms of elements that were padded with -infinity, which a maximum leaves out."""
+    if x.offset is None:
+        return x
+    offset = torch.where((x.index < 0) & (x.offset == -torch.inf), 0.0, x.offset)
+    return replace(x, offset=offset if offset.any() else None)
 
 
 HANDLERS: dict[str, Callable[..., Any]] = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections import deque
@@ -31,7 +32,7 @@ from fqvit.inference import embeddings
 from fqvit.inference.embeddings import Embeddings, Info, storable
 from fqvit.inference.formats import DTYPES
 from fqvit.inference.model import BATCH, ProgramModel
-from fqvit.system.files import remedy, write_atomically
+from fqvit.system.files import remedy, temporary_path, write_atomically
 from fqvit.system.progress import Progress
 
 PART_ROWS = 4096  # at most: images of a part
@@ -157,8 +158,7 @@ class PartsFolder(Sequence[Embeddings]):
             if self.folder.exists() and _text(self.folder / PLAN) != plan:
                 shutil.rmtree(self.folder)
             self.folder.mkdir(exist_ok=True)
-            for left in self.folder.glob(".*.tmp"):  # of a killed run
-                left.unlink(missing_ok=True)
+            self._remove_temporary_files()
         except OSError as error:
             raise FqvitError(f"{self.folder}: cannot be created ({error.strerror or error}). {remedy(error)}") from None
         if not (self.folder / PLAN).exists():
@@ -184,7 +184,16 @@ class PartsFolder(Sequence[Embeddings]):
         return [(name, reason) for text in texts if text for name, reason in json.loads(text)]
 
     def remove(self) -> None:
+        """Remove the folder, and temporary files of killed runs."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._remove_temporary_files()
+
+    def _remove_temporary_files(self) -> None:
+        named = re.compile(re.escape(temporary_path(self.out, "").name[: -len("01234567")]) + r"[0-9a-f]{8}\.tmp")
+        places = (self.out.parent, self.folder) if self.folder.exists() else (self.out.parent,)
+        for path in (path for place in places for path in place.iterdir()):
+            if named.fullmatch(path.name) or (path.parent == self.folder and path.name.endswith(".tmp")):
+                path.unlink(missing_ok=True)
 
     def __len__(self) -> int:
         return self.parts

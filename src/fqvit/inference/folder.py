@@ -17,7 +17,7 @@ from fqvit.data.places import archives, open_images, open_unlabelled, short_name
 from fqvit.data.preprocess import Preprocess
 from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
-from fqvit.inference.embed import Done, Job, embed_file
+from fqvit.inference.embed import Done, Job, PartsFolder, embed_file
 from fqvit.inference.embeddings import Info, source_of
 from fqvit.inference.model import BATCH, ProgramModel
 from fqvit.system.files import remedy
@@ -46,9 +46,15 @@ class FolderDone(Done):
     names: list[str] = field(default_factory=list)
 
 
-def pieces(places: Sequence[Path], preprocess: Preprocess) -> tuple[list[Piece], Source | None]:
-    """Return one piece per output file, in order, and the images if the pieces are parts of them."""
+def pieces(places: Sequence[Path], preprocess: Preprocess, out: Path) -> tuple[list[Piece], Source | None]:
+    """Return one piece per output file, in order, and the images if the pieces are parts of them.
+
+    Raises FqvitError if the folder `out` has the inputs, which could be overwritten.
+    """
     found = archives(places)
+    inside = next((path for path in found if path.parent.resolve() == out.resolve()), None)
+    if inside is not None:
+        raise FqvitError(f"{out}: has the input {inside.name}, which could be overwritten. Choose another folder.")
     if found:
         return [Piece((path,), path.stem) for path in found], None
     images = open_images(places, preprocess)
@@ -75,6 +81,7 @@ def embed_piece(
     job = Job(model, source, wanted, lambda name: short_name(name, piece.places), batch)
     path = out / f"{piece.name}.{kind}"
     if source_of(path) == job.digest:
+        PartsFolder(path, job.digest, job.parts).remove()  # if an earlier run was killed before it could do so
         return FolderDone(images=len(source), files=1, kept=1, names=[path.name])
     done = embed_file(job, path)
     return FolderDone(done.images, done.resumed, done.skipped, done.seconds, files=1, names=[path.name])
@@ -91,8 +98,8 @@ def embed_folder(
     progress: Progress | None = None,
 ) -> FolderDone:
     """Embed all pieces into a folder, which is created. Every worker must make this call and embeds its share of the files."""
+    todo, images = pieces(places, model.preprocess, out)
     make_folder(out)
-    todo, images = pieces(places, model.preprocess)
     workers.agree(str(places[0]), f"{len(todo)} files", "Every machine needs the same files.")
     share = [todo[number] for number in workers.share(len(todo))]
     total = FolderDone()

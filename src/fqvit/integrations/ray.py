@@ -99,8 +99,8 @@ def embed_shards(
     folder = Path(out).absolute()
     model = ProgramModel(Path(file).absolute())  # rejects a wrong file, output or input before any actor starts
     model.chosen(output)
+    todo, _ = pieces(paths, model.preprocess, folder)
     make_folder(folder)
-    todo, _ = pieces(paths, model.preprocess)
     settings = {"file": str(model.path), "out": str(folder), "output": output, "kind": kind, "batch": batch}
     rows = [
         {"places": "\n".join(map(str, piece.places)), "name": piece.name, "first": -1 if piece.first is None else piece.first}

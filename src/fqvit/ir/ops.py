@@ -33,7 +33,7 @@ Get = Callable[[str], Array]  # returns the buffer or constant of that name
 # One zero point for all channels, one per group of channels (groups have equal sizes), or the name of a u8 or u16 [C] constant.
 Zero = Int | tuple[Int, ...] | str
 CODES = ("u8", "u16")
-Q24 = 24  # fraction bits of LayerNorm's quotient
+MIN_FRACTION, MAX_FRACTION = 16, 24  # fraction bits of LayerNorm's quotient
 
 
 class Op(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", forbid_unknown_fields=True, omit_defaults=True):
@@ -202,11 +202,12 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
     """y = clamp((t g[c] + b[c] 2^b_shift + 2^(shift - 1)) >> shift, 0, 2^bits - 1), normalized over the last axis
 
     v = (x - zero[c]) 2^alpha[c],   M1 = sum_c v,   M2 = sum_c v^2,   D = C M2 - M1^2 + epsilon,
-    d = isqrt(D 4^j) for the largest j with D 4^j < 2^62,   t = floor((C v - M1) 2^(24 + j) / d + 1/2): Q24
+    d = isqrt(D 4^j) for the largest j with D 4^j < 2^62,   t = floor((C v - M1) 2^(fraction + j) / d + 1/2)
 
     x: u8 or u16 [..., C]   alpha: u8 [C]   affine: i32 [2, C], the rows g and b   y: u8 or u16 [..., C]
     The scale of x cancels; epsilon = max(1, round(eps C^2 / s_x^2)). For the output scale s_y and zero point of each channel,
-    gamma / s_y = g 2^(24 - shift) and beta / s_y + y_zero = b 2^(b_shift - shift).
+    gamma / s_y = g 2^(fraction - shift) and beta / s_y + y_zero = b 2^(b_shift - shift).
+    fraction: fraction bits of t. |t| <= (isqrt(C) + 1) 2^fraction must be below 2^31, so 24 suits rows up to C = 16,128.
     center false: M1 = 0, which is RMS normalization v / sqrt(mean v^2 + eps). L2 normalization is gamma / sqrt(C) in g.
     D and all products fit int64 (proved by infer): |C v - M1| <= sqrt(C D), with and without centering.
     """
@@ -219,6 +220,7 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
     alpha: str | None = None
     bits: Int = 8
     center: bool = True
+    fraction: Int = MAX_FRACTION
     parts: ClassVar[tuple[str, ...]] = ("affine",)
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
@@ -227,12 +229,13 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
         g, b = scope.constant(self.part("affine"), ("i32",), (2, channels)).astype(np.int64)
         scope.check(self.epsilon >= 1, "epsilon must be at least 1")
         scope.check(1 <= self.shift <= MAX_SHIFT and 0 <= self.b_shift <= 32, "shift must be in 1..62 and b_shift in 0..32")
+        scope.check(MIN_FRACTION <= self.fraction <= MAX_FRACTION, f"fraction must be in {MIN_FRACTION}..{MAX_FRACTION}")
         v = magnitude(x.lo, x.hi, *scope.zero(self.zero, channels)) << scope.alpha(self.alpha, channels)
-        t = (math.isqrt(channels) + 1) << Q24
+        t = (math.isqrt(channels) + 1) << self.fraction
         largest = int(np.abs(g).max()) * t + (int(np.abs(b).max()) << self.b_shift) + (1 << (self.shift - 1))
         proofs = [
             self.proof("D", channels * channels * v * v + self.epsilon, 62),
-            self.proof("t numerator", ((math.isqrt(channels) + 1) << (31 + Q24)) + 2**31, 63),
+            self.proof("t numerator", (t << 31) + 2**31, 63),
             self.proof("t", t, 31),
             self.proof("y before its shift", largest, 63),
         ]
@@ -246,7 +249,7 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
         d = channels * m2 - m1 * m1 + self.epsilon
         j = (61 - ilog2(d)) >> 1
         root = isqrt(d << 2 * j)
-        t = round_divide((channels * v - m1) * (1 << Q24 + j), root)
+        t = round_divide((channels * v - m1) * (1 << self.fraction + j), root)
         affine = kit.wide(get(self.part("affine")))
         y = t * affine[0] + affine[1] * (1 << self.b_shift)
         return clamp(kit, round_shift(y, self.shift), 0, self.bits)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
 from fqvit.ir.fixed import multiplier
+from fqvit.ir.ops import MAX_FRACTION
 from fqvit.quant.qparams import QParams
 
 # Bits of LayerNorm's g: a relative error of 2^-22 is far below one code, and t * g is below 2^53 (t < 2^31 in ir/ops.py).
@@ -52,15 +53,22 @@ def shared_shift(name: str, ratios: Sequence[NDArray[np.float64]], short: bool) 
     return [np.floor(r * 2.0**shift + 0.5).astype(np.int64) for r in ratios], shift
 
 
-def encode_affine(name: str, gain: NDArray[np.float64], offset: NDArray[np.float64]) -> tuple[NDArray[np.int32], int, int]:
+def quotient_fraction(channels: int) -> int:
+    """Return the fraction bits of LayerNorm's t for rows of C values: the most with (isqrt(C) + 1) 2^fraction < 2^31."""
+    return min(MAX_FRACTION, 31 - (math.isqrt(channels) + 1).bit_length())
+
+
+def encode_affine(
+    name: str, gain: NDArray[np.float64], offset: NDArray[np.float64], fraction: int
+) -> tuple[NDArray[np.int32], int, int]:
     """Encode gain and offset float64 [C] of a LayerNorm; return (affine, shift, b_shift). affine: i32 [2, C], the rows g and b.
 
-    gain = g / 2^(shift - 24),   offset = b / 2^(shift - b_shift)
+    gain = g / 2^(shift - fraction),   offset = b / 2^(shift - b_shift)
     """
     g_fraction = min(max(G_BITS - math.frexp(float(np.abs(gain).max()) or 1.0)[1], 0), 28)
     b_fraction = min(B_FRACTION, 30 - math.frexp(float(np.abs(offset).max()) or 1.0)[1])
     both = np.stack([gain * 2.0**g_fraction, offset * 2.0**b_fraction])
-    shift = 24 + g_fraction
+    shift = fraction + g_fraction
     return to_int32(name, "gamma or beta", np.floor(both + 0.5).astype(np.int64)), shift, shift - b_fraction
 
 

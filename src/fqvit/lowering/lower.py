@@ -6,7 +6,7 @@ See also: context.py (facts about the graph), rules/ (one rule per leaf module),
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
 from fqvit.lowering.rules.base import Lowering
 from fqvit.lowering.sites import describe_sites
-from fqvit.models.graph import IMAGES, Graph
+from fqvit.models.graph import IMAGES, Captured, Graph
 from fqvit.models.load import FloatModel
 from fqvit.models.requests import Request, parse_outputs
 from fqvit.quant.calibration import Calibration
@@ -47,7 +47,9 @@ def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Prog
     values = {IMAGES: LoweredValue(INPUT, model.square or image, calibration.square)}
     for node in graph.nodes:
         values[node.name] = lower_node(Lowering(context, emitter, node, [values[name] for name in node.inputs]))
-    output, *others = _outputs(graph, calibration, values, emitter)
+    # The main output is the first of a captured module, and the last of a pyramid, whose parts are read in order.
+    names = (graph.output, *graph.others) if isinstance(model.module, Captured) else graph.outputs
+    output, *others = _outputs(graph, names, calibration, values, emitter)
     header = Header(
         version=VERSION,
         model=model.name,
@@ -91,13 +93,15 @@ def _input(model: FloatModel, calibration: Calibration) -> CodeInput | None:
     return CodeInput(model.square, float(q.scale[0]), int(q.zero[0]), q.bits)
 
 
-def _outputs(graph: Graph, calibration: Calibration, values: Mapping[str, LoweredValue], emitter: Emitter) -> list[Output]:
-    """Describe the outputs, in the order in which the model returns them."""
+def _outputs(
+    graph: Graph, names: Sequence[str], calibration: Calibration, values: Mapping[str, LoweredValue], emitter: Emitter
+) -> list[Output]:
+    """Describe the outputs of these names, in this order."""
     if calibration.outputs:
         requests = parse_outputs(calibration.outputs)
         return [_named_output(each, values[name], emitter) for each, name in zip(requests, graph.outputs, strict=True)]
     found = []
-    for name in graph.outputs:
+    for name in names:
         value, features = values[name], calibration.features
         if value.q is None:
             kind: Kind = "deltas" if graph.node(name).leaf.role == "deltas" else "logits" if len(value.shape) == 1 else "scores"

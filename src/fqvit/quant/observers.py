@@ -23,6 +23,7 @@ from torch import Tensor
 from fqvit.errors import FqvitError
 from fqvit.quant.histogram import Histogram, squared_error
 from fqvit.quant.qparams import affine, symmetric
+from fqvit.quant.quantile import tail
 
 PTF_BINS = 512
 OMSE_BINS = 8192
@@ -145,11 +146,12 @@ class MinMax(RangeObserver):
 class Attended(MinMax):
     """The range of scores [..., T, T] that attention depends on: from the least row maximum minus REACH to the maximum.
 
-    A softmax reads distances from the maximum of the row, and a weight of exp(-REACH) or less has code 0, so lower scores may
-    saturate. Not for masked scores, whose maximum a row may not attend to.
+    A softmax reads distances from the maximum of the row, and relative codes round a weight of exp(-REACH) or less to 0, so
+    lower scores may saturate. Not for masked scores, whose maximum a row may not attend to.
     """
 
-    REACH: ClassVar[float] = 10.0  # code 0 begins at a distance of 8.4; the rest is for rows with a lower maximum
+    # 4-bit weights are 0 from a distance of 7.7 (levels "curve") or 8.3 ("powers"); the rest is for rows with a lower maximum.
+    REACH: ClassVar[float] = 10.0
 
     def __init__(self, site: str) -> None:
         super().__init__(site)
@@ -233,7 +235,7 @@ class Percentile(Ema):
 
     def _batch_range(self, x: Tensor) -> tuple[float, float]:
         flat = x.reshape(-1)
-        return _tail(flat, self.quantile, largest=False), _tail(flat, self.quantile, largest=True)
+        return tail(flat, self.quantile, largest=False), tail(flat, self.quantile, largest=True)
 
 
 class Omse(MinMax):
@@ -375,30 +377,3 @@ def _extremes(x: Tensor) -> tuple[float, float]:
     """Return the minimum and maximum of all elements; NaN if there is a NaN."""
     low, high = torch.aminmax(x)
     return float(low), float(high)
-
-
-def _tail(flat: Tensor, quantile: float, largest: bool) -> float:
-    """Return the upper (or lower) quantile of [n] elements, interpolated linearly.
-
-    Exact without a full sort: of elements arranged in columns, the k largest lie in the k columns with the largest maxima.
-    Returns NaN if an element is NaN, or infinite on the side of the quantile.
-    """
-    size = flat.numel()
-    rank = (size - 1) * (1 - quantile)
-    whole = int(rank)
-    k = min(whole + 2, size)
-    rows = 64
-    columns = size // rows
-    candidates = flat
-    if 4 * k < columns:
-        table = flat[: rows * columns].view(rows, columns)
-        extremes = table.amax(0) if largest else table.amin(0)
-        if not bool(extremes.isfinite().all()):
-            return math.nan
-        best = extremes.topk(k, largest=largest, sorted=False).indices
-        candidates = torch.cat([table[:, best].reshape(-1), flat[rows * columns :]])
-    if not bool(candidates.isfinite().all()):
-        return math.nan
-    top = candidates.topk(k, largest=largest).values.tolist()
-    near, far = float(top[whole]), float(top[min(whole + 1, size - 1)])
-    return near + (far - near) * (rank - whole)

@@ -18,7 +18,7 @@ from fqvit.models.graph import IMAGES, Graph, Node
 from fqvit.models.layers import Add, Context, Gelu, Leaf, Linear, Role, Scores, Softmax
 from fqvit.models.maps import Conv2d, Deconv, Upsample
 from fqvit.quant.fuse_relu import fuse_relus
-from fqvit.quant.recipe import RangeObserver, Recipe, SiteRule
+from fqvit.quant.recipe import RECIPES, RangeObserver, Recipe, SiteRule
 
 # Roles that may have more than 8 bits: no matrix product reads them, only norms, sums, tables and the softmax.
 WIDE = ("residual", "hidden", "scores")
@@ -54,11 +54,12 @@ def plan(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
     """Plan every quantized site, in graph order: {site: plan}.
 
     Accumulators, data movement, box regressions and, by default, logits are not quantized. If nonlinear operations stay float,
-    only inputs of matrix products are quantized. Raises FqvitError for a rule of the recipe that matches no quantized site.
+    only inputs of matrix products are quantized. Raises FqvitError for a rule of the recipe that matches no quantized site;
+    the rules of built-in recipes need not match, because a model without MLPs has no site of role hidden.
     """
     sites = _plan_sites(graph, recipe)
     for pattern in recipe.sites:
-        if not _is_used(graph, sites, pattern):
+        if not _is_used(graph, sites, pattern) and not _is_built_in(recipe, pattern):
             raise _unused(recipe, pattern)
     return sites
 
@@ -70,7 +71,7 @@ def recipes_of_parts(graphs: Sequence[Graph], recipe: Recipe) -> list[Recipe]:
         sites = _plan_sites(graph, recipe)
         rules.append({pattern: rule for pattern, rule in recipe.sites.items() if _is_used(graph, sites, pattern)})
     for pattern in recipe.sites:
-        if not any(pattern in part for part in rules):
+        if not any(pattern in part for part in rules) and not _is_built_in(recipe, pattern):
             raise _unused(recipe, pattern)
     return [msgspec.structs.replace(recipe, sites=part) for part in rules]
 
@@ -82,6 +83,11 @@ def _plan_sites(graph: Graph, recipe: Recipe) -> dict[str, SitePlan]:
 
 def _is_used(graph: Graph, sites: Mapping[str, SitePlan], pattern: str) -> bool:
     return any(_matches(pattern, node) for node in graph.nodes if node.name in sites)
+
+
+def _is_built_in(recipe: Recipe, pattern: str) -> bool:
+    """Whether a built-in recipe has the same rule."""
+    return any(each.sites.get(pattern) == recipe.sites[pattern] for each in RECIPES.values())
 
 
 def _unused(recipe: Recipe, pattern: str) -> FqvitError:

@@ -35,10 +35,12 @@ from fqvit.detect.program import DetectorProgram  # noqa: E402
 from fqvit.inference.embeddings import Embeddings, Info, write  # noqa: E402
 from fqvit.inference.formats import DTYPES  # noqa: E402
 from fqvit.ir.program import Program  # noqa: E402
-from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
+from fqvit.lowering.lower import lower  # noqa: E402
+from fqvit.models.config import DetectorConfig, SwinConfig, ViTConfig  # noqa: E402
 from fqvit.quant.recipe import load_recipe  # noqa: E402
 from tests.detect.detectors import SETTINGS  # noqa: E402
 from tests.detect.test_programs import sample_images  # noqa: E402
+from tests.factories import calibration_of, model_of  # noqa: E402
 from tests.ir.draw import STYLES, Draw  # noqa: E402
 from tests.ir.test_ops import CASES  # noqa: E402
 from tests.runtime.programs import program_with  # noqa: E402
@@ -74,7 +76,14 @@ def programs() -> dict[str, bytes]:
                 files.append(written(program_with(draw, *ops)[0]))
         name = kind.replace(" ", "_").replace(",", "").replace("+", "and")
         found |= {f"{name}_{i}.fqvit": raw for i, raw in enumerate(sorted(files, key=len)[:2])}
-    return found
+    return found | {"outputs.fqvit": written(named_outputs())}
+
+
+def named_outputs() -> Program:
+    """Make a tiny ViT with named outputs of every kind."""
+    model = model_of(ViTConfig((6, 6), 3, 1, 3, 8, 1, 2, 8), "outputs", 11, None)
+    outputs = ("logits", "embedding:u16:l2", "class@0:sign", "tokens@0:u8", "mean")
+    return lower(model, calibration_of(model, "fq-vit", outputs=outputs))
 
 
 def detectors() -> dict[str, bytes]:

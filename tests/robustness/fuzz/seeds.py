@@ -19,4 +19,6 @@ def seeds_of(target: str) -> dict[str, bytes]:
 
 def golden() -> dict[str, bytes]:
     """Return {name: bytes} of the golden programs, which are small whole networks."""
-    return {path.name: path.read_bytes() for path in sorted((HERE.parents[1] / "golden").glob("*.fqvit"))}
+    folder = HERE.parents[1] / "golden"
+    named = {f"outputs_{path.name}": path.read_bytes() for path in sorted((folder / "outputs").glob("*.fqvit"))}
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.fqvit"))} | named

@@ -98,7 +98,7 @@ class Structs:
         return {
             "x": self.type(op.x), "y": self.type(op.y), "channels": channels,
             "epsilon": f"INT64_C({op.epsilon})", "shift": op.shift, "b_shift": op.b_shift,
-            "zero": self.zero(op.part("zero"), op.zero, channels), "alpha": self.named(op.alpha),
+            "fraction": op.fraction, "zero": self.zero(op.part("zero"), op.zero, channels), "alpha": self.named(op.alpha),
             "affine": self.constant(op.part("affine")), "last": (1 << op.bits) - 1, "uncentered": None if op.center else 1,
         }  # fmt: skip
 

@@ -24,7 +24,7 @@ from fqvit.export.onnx.fixed import (
 )
 from fqvit.export.onnx.graph import OnnxGraph
 from fqvit.ir.kit import kit
-from fqvit.ir.ops import Q24, Add, LayerNorm, Linear, Lookup, Mean
+from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean
 from fqvit.ir.value import Constant, magnitude
 
 
@@ -112,12 +112,12 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
         m1 = m1 if dtype == "i64" else g.cast(m1, "i64")
         d = g.node("Sub", [d, g.node("Mul", [m1, m1], "M1 squared")], "D without epsilon")
     d = g.node("Add", [d, g.constant(op.epsilon, "i64", "epsilon")], "D")
-    by_4, by_2 = normaliser(g, d, op.epsilon, (channels * largest) ** 2 + op.epsilon)
+    by_4, by_2 = normaliser(g, d, op.epsilon, (channels * largest) ** 2 + op.epsilon, op.fraction)
     root = isqrt(g, g.node("Mul", [d, by_4], "D 4^j"))
 
-    # t + K = (u 2^(24 + j) + d / 2 + K d) / d. Div truncates; K makes the numerator positive, so that this rounds down. Nothing
-    # overflows: verify proves |t| <= K < 2^31, d < 2^31 and |u 2^(24 + j)| < K d.
-    k = largest_t << Q24
+    # t + K = (u 2^(fraction + j) + d / 2 + K d) / d. Div truncates; K makes the numerator positive, so that this rounds down.
+    # Nothing overflows: verify proves |t| <= K < 2^31, d < 2^31 and |u 2^(fraction + j)| < K d.
+    k = largest_t << op.fraction
     above = g.node("Add", [halved(g, root, "i64"), g.node("Mul", [root, g.constant(k, "i64", "K")], "K d")], "d / 2 + K d")
     wide = u if dtype == "i64" else g.cast(u, "i64")
     numerator = g.node("Add", [g.node("Mul", [wide, by_2], "numerator"), above], "numerator above 0")
@@ -133,8 +133,8 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
     return to_codes(g, p, -far, far, add, op.shift, 0, op.bits)
 
 
-def normaliser(g: OnnxGraph, d: str, least: int, most: int) -> tuple[str, str]:
-    """Emit 4^j and 2^(24 + j) for the largest j with d 4^j < 2^62, which is the number of k in 1..30 with d < 4^k.
+def normaliser(g: OnnxGraph, d: str, least: int, most: int, fraction: int) -> tuple[str, str]:
+    """Emit 4^j and 2^(fraction + j) for the largest j with d 4^j < 2^62, which is the number of k in 1..30 with d < 4^k.
 
     d: i64, least <= d <= most
     """
@@ -144,8 +144,8 @@ def normaliser(g: OnnxGraph, d: str, least: int, most: int) -> tuple[str, str]:
     below = g.node("Less", [d, g.constant(limits, "i64", "powers of 4")], "is below")
     count = row_sum(g, g.cast(below, "i64", "below"), len(limits), "i64", "j")
     table = 1 << np.arange(always, always + len(limits) + 1, dtype=np.int64)
-    by_4, by_2 = (g.constant(values, "i64", "powers") for values in (table**2, table << Q24))
-    return g.node("Gather", [by_4, count], "4^j"), g.node("Gather", [by_2, count], "2^(24+j)")
+    by_4, by_2 = (g.constant(values, "i64", "powers") for values in (table**2, table << fraction))
+    return g.node("Gather", [by_4, count], "4^j"), g.node("Gather", [by_2, count], "2^(fraction+j)")
 
 
 def add(g: OnnxGraph, op: Add) -> str:

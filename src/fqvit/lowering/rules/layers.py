@@ -13,7 +13,7 @@ from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
 from fqvit.ir.value import Constant
 from fqvit.lowering.emit import LoweredValue
-from fqvit.lowering.encode import encode_affine, powers, shared_shift, to_int32
+from fqvit.lowering.encode import encode_affine, powers, quotient_fraction, shared_shift, to_int32
 from fqvit.lowering.rules.base import Lowering, Rule
 from fqvit.models import layers
 from fqvit.quant.qparams import QParams
@@ -173,9 +173,10 @@ def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> LoweredValue:
     emit, (x,), q, name = low.emit, low.inputs, low.codes(), low.name
     channels = x.shape[-1]
     q_x, scales = x.codes(), q.channel_scales(channels)
+    fraction = quotient_fraction(channels)
     epsilon = max(1, round(leaf.eps * channels**2 / float(q_x.scale[0]) ** 2))
     gain, offset = double(leaf.weight) / scales, double(leaf.bias) / scales + q.channel_zeros(channels)
-    affine, shift, b_shift = encode_affine(name, gain, offset)
+    affine, shift, b_shift = encode_affine(name, gain, offset, fraction)
     emit.constant(f"{name}.affine", affine)
     emit.op(
         LayerNorm(
@@ -188,6 +189,7 @@ def lower_layer_norm(leaf: layers.LayerNorm, low: Lowering) -> LoweredValue:
             alpha=emit.alpha(q_x),
             bits=q.bits,
             center=leaf.center,
+            fraction=fraction,
         )
     )
     return LoweredValue(name, x.shape, q)

@@ -26,23 +26,24 @@ ACTIVATIONS: dict[str, Activation] = {
 # Fields that do not change the output of a vision model in eval mode.
 IRRELEVANT = words(
     """
-    _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention apply_layernorm architectures
-    attention_dropout attention_probs_dropout_prob attn_implementation auto_map auxiliary_channels
-    auxiliary_concat_input auxiliary_loss_weight auxiliary_num_convs bad_words_ids begin_suppress_tokens bos_token_id
-    chunk_size_feed_forward cross_attention_hidden_size decoder_hidden_size decoder_intermediate_size
-    decoder_num_attention_heads decoder_num_hidden_layers decoder_start_token_id diversity_penalty do_sample
-    drop_path_rate dropout dtype early_stopping encoder_no_repeat_ngram_size encoder_stride eos_token_id
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
-    hidden_dropout_prob id2label initializer_factor initializer_range is_composition is_decoder is_encoder_decoder
-    label2id layer_scale_init_value layerscale_value length_penalty logit_scale_init_value mask_ratio max_length
-    min_length model_type no_repeat_ngram_size norm_pix_loss num_beam_groups num_beams num_labels num_return_sequences
-    out_features out_indices output_attentions output_hidden_states output_scores pad_token_id path_norm patch_norm
-    pool_scales pooler_act pooler_output_size pos_embed_jitter pos_embed_rescale pos_embed_shift prefix problem_type
-    projection_dim remove_invalid_values repetition_penalty reshape_hidden_states return_dict return_dict_in_generate
-    semantic_loss_ignore_index sep_token_id stage_names suppress_tokens task_specific_params temperature text_config
-    text_config_dict tf_legacy_loss tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p torch_dtype
-    torchscript transformers_version typical_p use_auxiliary_head use_bfloat16 use_cache use_mask_token vision_config
-    vision_config_dict vocab_size num_layers add_fpn num_image_tokens feature_size image_token_index initializer_bias
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash _name_or_path _out_features
+    _out_indices _output_attentions add_cross_attention add_fpn apply_layernorm architectures attention_dropout
+    attention_probs_dropout_prob attn_implementation auto_map auxiliary_channels auxiliary_concat_input
+    auxiliary_loss_weight auxiliary_num_convs bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
+    cross_attention_hidden_size decoder_hidden_size decoder_intermediate_size decoder_num_attention_heads
+    decoder_num_hidden_layers decoder_start_token_id diversity_penalty do_sample drop_path_rate dropout dtype early_stopping
+    encoder_no_repeat_ngram_size encoder_stride eos_token_id exponential_decay_length_penalty feature_size finetuning_task
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout_prob id2label image_token_index
+    initializer_bias initializer_factor initializer_range is_composition is_decoder is_encoder_decoder label2id
+    layer_scale_init_value layerscale_value length_penalty logit_scale_init_value mask_ratio max_length min_length
+    model_type no_repeat_ngram_size norm_pix_loss num_beam_groups num_beams num_image_tokens num_labels num_layers
+    num_return_sequences out_features out_indices output_attentions output_hidden_states output_scores pad_token_id
+    patch_norm path_norm pool_scales pooler_act pooler_output_size pos_embed_jitter pos_embed_rescale pos_embed_shift prefix
+    problem_type projection_dim remove_invalid_values repetition_penalty reshape_hidden_states return_dict
+    return_dict_in_generate segmentation_indices semantic_loss_ignore_index sep_token_id stage_names suppress_tokens
+    task_specific_params temperature text_config text_config_dict tf_legacy_loss tie_encoder_decoder tie_word_embeddings
+    tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_auxiliary_head use_bfloat16
+    use_cache use_mask_token vision_config vision_config_dict vocab_size xla_device
     """
 )
 # Fields that are accepted only with these values or null.

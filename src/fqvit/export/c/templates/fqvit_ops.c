@@ -193,7 +193,7 @@ void fqvit_layernorm(const fqvit_layernorm_op *op, const uint8_t *x, uint8_t *y)
     d = channels * m2 - m1 * m1 + op->epsilon;
     j = (61 - ilog2((uint64_t)d)) / 2;
     root = isqrt(d * ((int64_t)1 << 2 * j));
-    unit = (int64_t)1 << (24 + j);
+    unit = (int64_t)1 << (op->fraction + j);
     for (uint32_t c = 0; c < op->channels; ++c) {
         const int64_t v = lifted(fqvit_load(x, op->x, c), &op->zero, op->alpha, c);
         const int64_t t = round_divide((channels * v - m1) * unit, root);

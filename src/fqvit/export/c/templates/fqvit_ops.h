@@ -62,7 +62,7 @@ typedef struct {
     fqvit_type x, y;
     uint32_t channels;
     int64_t epsilon;
-    uint8_t shift, b_shift;
+    uint8_t shift, b_shift, fraction;
     fqvit_zero zero;
     const uint8_t *alpha;
     const int32_t *affine;
