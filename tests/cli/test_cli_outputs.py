@@ -108,3 +108,12 @@ def test_a_saved_calibration_has_its_outputs(weights: Path, tmp_path: Path) -> N
     first = fqvit(*words, "--images", 2, "--output", "mean@1", "--save-calibration", saved, "--json").json
     assert fqvit(*words, "--calibration", saved, "--json").json["fingerprint"] == first["fingerprint"]
     assert_rejected(fqvit(*words, "--calibration", saved, "--output", "mean"), "Leave out --output or --calibration")
+
+
+def test_the_default_recipe_recommends_the_one_for_features(weights: Path, tmp_path: Path) -> None:
+    words = ("quantize", "fmnist_vit", "--weights", weights, "--images", 4, "-o", tmp_path / "model.fqvit")
+    advice = "for features, --recipe embedding is more accurate"
+    assert advice in fqvit(*words, "--output", "embedding").out
+    assert advice not in fqvit(*words, "--output", "logits,embedding").out
+    done = fqvit(*words, "--output", "embedding", "--recipe", "embedding")
+    assert done.code == 0 and advice not in done.out and "embedding 8/8/4" in done.out

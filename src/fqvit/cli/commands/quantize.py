@@ -145,10 +145,12 @@ def run(
         return
     spent = f"calibrated in {calibrated - start:.1f} s, lowered and proved in {lowered - calibrated:.1f} s"
     names = f", plus {size(found.names)} of class names" if found.names else ""
+    only_features = all(output.kind != "logits" for output in header.outputs)
+    advice = "; for features, --recipe embedding is more accurate" if only_features and recipe.name == DEFAULT_RECIPE else ""
     rows = [
         ("model", f"{model.name} ({model.source.split(' sha256')[0]})"),
         *(row for row in about_inputs(model) if row != ("assumed", "nothing")),
-        ("recipe", f"{recipe.name} {bits_of(recipe)} (weights/activations/attention)"),
+        ("recipe", f"{recipe.name} {bits_of(recipe)} (weights/activations/attention){advice}"),
         ("images", f"{calibration.images} ({where}), {spent}"),
         ("output", ", ".join(output.label for output in header.outputs)),
         ("program", f"{len(program.ops)} ops, {found.floats} floating-point ops, {len(header.sites)} quantized sites"),
