@@ -120,7 +120,7 @@ def test_values_that_do_not_fit_32_bits_are_rejected() -> None:
 
 @pytest.mark.parametrize(("channels", "fraction"), [(1, 24), (16128, 24), (16129, 23), (65024, 23), (65025, 22), (2**20, 20)])
 def test_long_rows_of_a_norm_have_fewer_fraction_bits(channels: int, fraction: int) -> None:
-    """The largest quotient of a row, (isqrt(C) + 1) 2^fraction, is the largest one below 2^31."""
+    """The fraction is the largest, up to 24, with (isqrt(C) + 1) 2^fraction < 2^31, which bounds the quotients of a row."""
     root = math.isqrt(channels) + 1
     assert quotient_fraction(channels) == fraction
     assert root << fraction < 2**31 and (fraction == 24 or root << fraction + 1 >= 2**31)

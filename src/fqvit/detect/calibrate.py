@@ -2,7 +2,7 @@
 
 Each such activation, called a site, has one observer. Images are processed one at a time, each at its own size; sites have the
 same names at every size. Heads are observed on the RoI features that the float detector extracts. Recipes that search bit
-widths or ranges, or compensate rounding errors, are rejected, because they support classifiers only.
+widths or ranges, or compensate rounding errors, are rejected, because these methods are not implemented for detectors.
 See also: quant/calibrate.py, float/pipeline.py (from feature maps to boxes).
 """
 

@@ -54,7 +54,7 @@ def shared_shift(name: str, ratios: Sequence[NDArray[np.float64]], short: bool) 
 
 
 def quotient_fraction(channels: int) -> int:
-    """Return the fraction bits of LayerNorm's t for rows of C values: the most with (isqrt(C) + 1) 2^fraction < 2^31."""
+    """Return the fraction bits of LayerNorm's t for C channels: the most, up to 24, with (isqrt(C) + 1) 2^fraction < 2^31."""
     return min(MAX_FRACTION, 31 - (math.isqrt(channels) + 1).bit_length())
 
 

@@ -18,7 +18,7 @@ import msgspec
 from fqvit.errors import FqvitError
 
 Bits = Annotated[int, msgspec.Meta(ge=2, le=8)]
-SiteBits = Annotated[int, msgspec.Meta(ge=2, le=16)]  # more than 8 only for residual, hidden and scores
+SiteBits = Annotated[int, msgspec.Meta(ge=2, le=16)]  # more than 8 only for residual, hidden, scores and output
 RangeObserver = Literal["minmax", "ema", "percentile", "omse"]
 
 
@@ -233,8 +233,8 @@ def check_detector(recipe: Recipe) -> None:
         ("keys", recipe.keys, "plain"),
     ):
         if value != only:
-            problem = f"recipe {recipe.name}: {field} is {value}, which is for classifiers only"
-            raise FqvitError(f"{problem}. Use fqvit, fast or fq-vit for a detector, or change {field} in a .toml file.")
+            problem = f"recipe {recipe.name}: {field} is {value}, which detectors do not support"
+            raise FqvitError(f"{problem}. Use fqvit, fast or fq-vit, or change {field} in a .toml file.")
 
 
 def with_profile(recipe: Recipe, profile: str) -> Recipe:

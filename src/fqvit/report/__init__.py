@@ -1,7 +1,7 @@
 """Reports about one program: collect the data, draw the figures, render the page.
 
-Data: data.py, predictions.py. Collecting: gather.py, collect.py, attention.py, speed.py. Figures: plots.py, maps.py, svg.py.
-Page: page.py, template.html.
+Data: data.py, predictions.py. Collecting: gather.py, collect.py, attention.py, embeddings.py, tokens.py, speed.py.
+Figures: plots.py, embedding_plots.py, maps.py, svg.py. Page: page.py, template.html.
 """
 
 MISSING = "report: needs jinja2, which is not installed. Run `pip install 'fqvit[report]'`."

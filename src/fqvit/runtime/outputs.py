@@ -40,7 +40,7 @@ def unique_names(labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def output_names(header: Header) -> tuple[str, ...]:
-    """Return one name per output, in order, all different. An output without a name is called by its kind."""
+    """Return one name per output, in order, all different. An output without a name is named after its kind."""
     return unique_names([output.label for output in header.outputs])
 
 
