@@ -18,7 +18,7 @@ from fqvit.ir.ops import Linear
 from fqvit.ir.program import CodeInput, Output
 from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.lower import LATER_FIELDS, _input, _outputs, lower, recorded
-from fqvit.models.graph import Graph, Node
+from fqvit.models.graph import Captured, Graph, Node, returned_outputs
 from fqvit.models.layers import Leaf
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
@@ -68,13 +68,15 @@ def test_the_input_of_a_detector_head_is_codes(square: Any, q: QParams | None, e
 )
 def test_shape_and_role_decide_the_kind_of_an_output(role: Any, value: LoweredValue, features: Any, expected: Output) -> None:
     graph = Graph((Node("y", Leaf(role), ()),), "y")
-    assert _outputs(graph, calibration(features), {"y": value}, Emitter()) == [expected]
+    assert _outputs(graph, graph.outputs, calibration(features), {"y": value}, Emitter()) == [expected]
 
 
 def test_outputs_are_in_the_order_in_which_the_model_returns_them() -> None:
     values = {name: LoweredValue(name, (5,), unit=np.array([0.5])) for name in "abc"}
     graph = Graph(tuple(Node(name, Leaf("logits"), ()) for name in "abc"), "a", ("c", "b"))
-    assert [output.buffer for output in _outputs(graph, calibration(), values, Emitter())] == ["c", "b", "a"]
+    for module, order in ((Leaf("logits"), "cba"), (Captured(graph), "acb")):
+        names = returned_outputs(module, graph)
+        assert [output.buffer for output in _outputs(graph, names, calibration(), values, Emitter())] == list(order)
 
 
 def test_recipes_without_integer_programs_are_rejected() -> None:

@@ -19,7 +19,7 @@ from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
 from fqvit.lowering.rules.base import Lowering
 from fqvit.lowering.sites import describe_sites
-from fqvit.models.graph import IMAGES, Captured, Graph
+from fqvit.models.graph import IMAGES, Graph, returned_outputs
 from fqvit.models.load import FloatModel
 from fqvit.models.requests import Request, parse_outputs
 from fqvit.quant.calibration import Calibration
@@ -47,9 +47,7 @@ def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Prog
     values = {IMAGES: LoweredValue(INPUT, model.square or image, calibration.square)}
     for node in graph.nodes:
         values[node.name] = lower_node(Lowering(context, emitter, node, [values[name] for name in node.inputs]))
-    # The main output is the first of a captured module, and the last of a pyramid, whose parts are read in order.
-    names = (graph.output, *graph.others) if isinstance(model.module, Captured) else graph.outputs
-    output, *others = _outputs(graph, names, calibration, values, emitter)
+    output, *others = _outputs(graph, returned_outputs(model.module, graph), calibration, values, emitter)
     header = Header(
         version=VERSION,
         model=model.name,

@@ -126,6 +126,14 @@ class Captured(nn.Module):
         return self.graph.run(images)
 
 
+def returned_outputs(module: nn.Module, graph: Graph) -> tuple[str, ...]:
+    """Return the model's own outputs in the order in which it returns them.
+
+    The main output is the first of a captured module, and the last of a pyramid, whose parts are read in order.
+    """
+    return (graph.output, *graph.others) if isinstance(module, Captured) else graph.outputs
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, Leaf)

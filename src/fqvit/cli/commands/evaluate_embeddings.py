@@ -128,16 +128,20 @@ def _float_run(
     import torch
 
     from fqvit.evaluate.compare import outputs_of
+    from fqvit.models.graph import returned_outputs
     from fqvit.models.outputs import output_graph
     from fqvit.models.pixels import normalise
 
     header = embed.engine.header
     model, p = inputs.model_of_program(header, weights, **settings), header.preprocess
-    graph = output_graph(model.module, (p.channels, p.height, p.width), *outputs_of(header, model))
+    features, names = outputs_of(header, model)
+    graph = output_graph(model.module, (p.channels, p.height, p.width), features, names)
+    wanted = (graph.outputs if names else returned_outputs(model.module, graph))[embed.position]
 
     @torch.no_grad()
     def forward(images: NDArray[np.uint8]) -> Scores:
-        values: Scores = graph.run_all(normalise(images, p))[embed.position].cpu().numpy()
+        found = dict(zip(graph.outputs, graph.run_all(normalise(images, p)), strict=True))
+        values: Scores = found[wanted].cpu().numpy()
         return values
 
     return class_scores(forward, float_similarity, gallery.batches(BATCH, "float gallery"), classes, workers)
