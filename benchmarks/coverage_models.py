@@ -76,14 +76,21 @@ class Plan:
 
 def library(name: str) -> ModuleType:
     """Import timm or transformers, even if torchvision was built for another torch: its operators are declared, not called."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            importlib.import_module("torchvision")
+        except (ImportError, RuntimeError):  # RuntimeError: its operators are missing
+            _declare_operators()
+        return importlib.import_module(name)
+
+
+def _declare_operators() -> None:
     for operator in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, operator):
             own = torch.library.Library("torchvision", "FRAGMENT")
             own.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
             DECLARED.append(own)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return importlib.import_module(name)
 
 
 def randomised(module: nn.Module) -> nn.Module:
