@@ -29,7 +29,7 @@ def matmul(reader: Reader, a: View | Tensor, b: View | Tensor) -> View:
     a, b = a.broadcast((*front, *a.shape[-2:])), b.broadcast((*front, *b.shape[-2:]))
     order = _heads_last(b, len(front))
     if order is not None:
-        a, b = (view.moved(lambda t: t.permute(*order, -2, -1)) for view in (a, b))  # type: ignore[misc]
+        a, b = (view.moved(lambda t: t.permute(*order, -2, -1)) for view in (a, b))
         back = sorted(range(len(front)), key=order.__getitem__)
         return _product(reader, a, b).moved(lambda t: t.permute(*back, -2, -1))
     return _product(reader, a, b)

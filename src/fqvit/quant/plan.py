@@ -224,7 +224,7 @@ def _has_channels(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> b
     """Return whether the site has one scale per channel.
 
     Only linear layers may read such a site, because the scales are folded into their weights. The scales of attention times V
-    are those of V times one factor, so V has per-channel scales only if attention times V has, with the channels in the same order.
+    are those of V times one factor, so V has per-channel scales only if attention times V has, in the same order of channels.
     """
     if not recipe.channels or node.leaf.role not in CHANNELS or rule.range is not None or rule.observer is not None:
         return False
