@@ -140,5 +140,6 @@ struct Kernels {
 
 const Kernels* kernels_scalar();
 const Kernels* kernels_avx2();
+const Kernels* kernels_avx512();  // needs VNNI and CpuFeatures::avx512_vbmi
 
 }  // namespace fqvit

@@ -1,0 +1,15 @@
+// The kernels of this folder that kernels_avx512.cpp lists in its table. avx512.h explains the two namespaces.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/avx512/avx512.h"
+#include "kernels/kernels.h"
+
+namespace fqvit {
+
+// The same table, with the operations of avx512_shim.h. For tests, which compile this folder with FQVIT_AVX512_SHIM.
+const Kernels* kernels_avx512_shim();
+
+}  // namespace fqvit
