@@ -132,7 +132,7 @@ def config_of(released: Released, label: str) -> DetectorConfig:
             raise FqvitError(f"{label}: {found}, {expected}. The file is damaged.")
     hidden = shape(f"{layers}.0.blocks.0.mlp.fc1.weight", 2)[0]
     if hidden % width:
-        raise FqvitError(f"{label}: MLPs of {hidden} hidden channels for width {width}, expected a multiple of that. {OTHER_MODEL}")
+        raise FqvitError(f"{label}: MLPs of {hidden} hidden channels for width {width}, expected a multiple. {OTHER_MODEL}")
     swin = SwinConfig(
         SMALLEST, patch, channels, 0, width, depths, tuple(t[1] for t in tables), window, hidden // width, fixed_window=True
     )
