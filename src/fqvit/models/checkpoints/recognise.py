@@ -138,8 +138,8 @@ class Reader:
         if self.undecided:
             words = " and ".join(filter(None, (", ".join(self.undecided[:-1]), self.undecided[-1])))
             raise FqvitError(
-                f"{self.label}: the weights do not show {words}. Pass {words} to load_model or as options, "
-                "or the architecture's name, a folder with config.json, or the module."
+                f"{self.label}: the weights do not show {words}. Pass {words} to load_model (commands have "
+                "--heads, --pool and --activation), or the architecture's name, a folder with config.json, or the module."
             )
         for name, expected in self.hints.sizes.items():
             shown = getattr(config, name, None)

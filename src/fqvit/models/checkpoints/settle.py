@@ -173,7 +173,7 @@ def _check_decided(found: Canonical, hints: Hints, name: str | None, label: str)
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""
         problem += f", and {name} is not a name that fqvit knows{hint}"
     raise FqvitError(
-        f"{problem}. Pass {words} to load_model or as options, or the architecture's name, "
+        f"{problem}. Pass {words} to load_model (commands have --heads, --pool and --activation), or the architecture's name, "
         "a folder with config.json, or the module."
     )
 
