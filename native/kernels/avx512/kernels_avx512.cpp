@@ -10,6 +10,8 @@ const Kernels* FQVIT_AVX512_NAME(kernels_avx512)() {
     static const Kernels table = [] {
         Kernels made = *kernels_avx2();
         made.name = "avx512";
+        made.attention = FQVIT_AVX512_NAMESPACE::attention;
+        made.attention_scratch = FQVIT_AVX512_NAMESPACE::attention_scratch;
         return made;
     }();
     return &table;

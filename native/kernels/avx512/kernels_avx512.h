@@ -13,3 +13,11 @@ namespace fqvit {
 const Kernels* kernels_avx512_shim();
 
 }  // namespace fqvit
+
+namespace fqvit::FQVIT_AVX512_NAMESPACE {
+
+void attention(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
+               const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
+std::size_t attention_scratch(const Attention& head);
+
+}  // namespace fqvit::FQVIT_AVX512_NAMESPACE

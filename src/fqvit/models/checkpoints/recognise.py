@@ -37,7 +37,6 @@ UNSUPPORTED = [
     (r"\.attn\.gate\.", "gated attention"),
 ]
 
-OPTIONS = ("heads", "pool", "activation")  # settings of DECIDED that are also options of the command line
 
 # LayerNorm's eps per layout, where it is not 1e-6.
 EPS = {
@@ -155,9 +154,9 @@ def listed(names: Sequence[str]) -> str:
 
 
 def remedy(undecided: Sequence[str]) -> str:
-    """Return a sentence that says how to decide these settings. Some are arguments of load_model, fewer are options."""
-    where = " or as options" if set(undecided) <= set(OPTIONS) else ""
-    first = f"{listed(undecided)} to load_model{where}, or " if set(undecided) <= set(DECIDED) else ""
+    """Return a sentence that says how to decide these settings. Only those of DECIDED are arguments of load_model."""
+    arguments = f"{listed(undecided)} to load_model (commands have --heads, --pool and --activation), or "
+    first = arguments if set(undecided) <= set(DECIDED) else ""
     return f"Pass {first}the architecture's name, a folder with config.json, or the module."
 
 
