@@ -140,5 +140,7 @@ struct Kernels {
 
 const Kernels* kernels_scalar();
 const Kernels* kernels_avx2();
+const Kernels* kernels_neon();
+const Kernels* kernels_neon_dotprod();
 
 }  // namespace fqvit
