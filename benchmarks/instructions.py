@@ -4,11 +4,11 @@
         -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static
     cmake --build build/aarch64
     .venv/bin/python benchmarks/instructions.py build/aarch64/fqvit-run build/speed/deit_tiny.fqvit.fqvit
-    .venv/bin/python benchmarks/instructions.py build/aarch64/fqvit-run MODEL.fqvit --cpu cortex-a76 --isa neon_dotprod --functions
+    .venv/bin/python benchmarks/instructions.py build/aarch64/fqvit-run MODEL.fqvit --cpu cortex-a76 --functions
 
-Runs fqvit-run with one and with several repetitions of the same image; the difference is the work per image, without loading. A
-plugin (instructions.c) counts the blocks that run, and the symbols of fqvit-run tell which kernel they belong to. Needs Debian's
-packages qemu-user and binutils-aarch64-linux-gnu. benchmarks/speed.py creates programs in build/speed.
+Runs fqvit-run with one and with several repetitions of the same image; the difference is the work per image, without loading.
+A plugin (instructions.c) counts the blocks that run, and the symbols of fqvit-run tell which kernel they belong to. Needs
+Debian's packages qemu-user and binutils-aarch64-linux-gnu. benchmarks/speed.py creates programs in build/speed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import fqvit
 from fqvit.bench.measure import bench_images
 
 ROOT = Path(__file__).resolve().parent.parent
-# The first pattern found in the name of a function decides.
+# The first pattern that is found in the name of a function decides.
 GROUPS = {
-    "attention": r"attention|softmax|Relative|matmul_row|weighted_sum|row_codes|multiply_row|FusedAttention|pack_keys|pack_values|_scores",
-    "products": r"multiply_tile|multiply_rows|Packed\w*::multiply|pack_rows",
-    "layernorm": r"layernorm|LayerNorm|moments|isqrt|row_scale",
-    "epilogue": r"epilogue|store_code",
+    "attention": r"ttention|oftmax|MatMul|WeightedSum|for_each_token|exponentials|multiply_row\(|look_up_(weights|sum)|Codes::",
+    "products": r"multiply_tile|Packed\w*::multiply|pack_rows",
+    "LayerNorm": r"layernorm|LayerNorm",
+    "epilogues": r"epilogue|store_(bytes|words|i32)|look_up_(each|shared)|add_(residual|bias)",
     "elementwise": r"\b(multiply|rotary|depthwise|max|mean)\w*\(|add_taps",
-    "products, blocking": r"Linear::",
+    "blocking of products": r"Linear::",
 }
 DOTS = re.compile(r"[su]dot|us?dot|[su]mmla|usmmla")
 
@@ -76,7 +76,8 @@ def blocks(arguments: argparse.Namespace, plugin: Path, image: Path, repeat: int
 def count(arguments: argparse.Namespace, folder: Path) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """Return the instructions per image by group, by function, and the dot products and matrix products by mnemonic."""
     plugin, image = folder / "instructions.so", folder / "image.ppm"
-    subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(ROOT / "benchmarks" / "instructions.c"), "-o", str(plugin)], check=True)
+    source = ROOT / "benchmarks" / "instructions.c"
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(plugin)], check=True)
     pixels = bench_images(fqvit.Program.load(arguments.model).header, 1)[0]
     height, width, channels = pixels.shape
     image.write_bytes(f"P{6 if channels == 3 else 5} {width} {height} 255\n".encode() + pixels.tobytes())

@@ -4,8 +4,8 @@
 //     y[c] = clamp(requantize(sum_x wx[x] strip[x, c]) + head_zero)
 //
 // Exact because the limits in core/roialign.h keep every sum below 2^31. Compilers vectorize the plain loops over
-// channels: core/roialign.cpp compiles them for every CPU, avx2/roialign_avx2.cpp for AVX2. neon/roialign_neon.cpp has its
-// own loops.
+// channels: core/roialign.cpp compiles them for every CPU, avx2/roialign_avx2.cpp for AVX2. neon/roialign_neon.cpp has
+// its own loops.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct RoiAlignScratch {
         std::vector<std::int64_t> begin, end;
     };
     Axis rows, columns;
-    std::vector<std::int64_t> numerators;   // [cells]
+    std::vector<std::int64_t> numerators;  // [cells]
     // [width][channels] and 16 elements that vectors may read and write, [channels]
     std::vector<std::int32_t> strip, sums;
 };

@@ -59,6 +59,7 @@ nb::dict features() {
     out["avx2"] = found.avx2;
     out["avx_vnni"] = found.avx_vnni;
     out["avx512_vnni"] = found.avx512_vnni;
+    out["avx512_vbmi"] = found.avx512_vbmi;
     out["neon"] = found.neon;
     out["neon_dotprod"] = found.neon_dotprod;
     out["neon_i8mm"] = found.neon_i8mm;

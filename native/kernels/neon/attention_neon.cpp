@@ -79,8 +79,7 @@ void pack_keys(const Attention& head, const Layout& at, const std::uint8_t* k, s
             }
         }
         const uint32x4_t sum = vpaddq_u32(vpaddq_u32(sums[0], sums[1]), vpaddq_u32(sums[2], sums[3]));
-        vst1q_u32(terms + t,
-                  vmlsq_n_u32(vdupq_n_u32(constant), sum, static_cast<std::uint32_t>(head.q_zero)));
+        vst1q_u32(terms + t, vmlsq_n_u32(vdupq_n_u32(constant), sum, static_cast<std::uint32_t>(head.q_zero)));
     }
 }
 
@@ -187,8 +186,8 @@ void attention(const AttentionTiles& tiles, const Attention& head, const std::ui
             tiles.by_rows[rows](queries.rows, nullptr, queries.stride, keys + t * at.width, at.width / 16, tile);
             for (int r = 0; r < rows; ++r) {
                 const std::int32_t* row_bias = bias == nullptr ? nullptr : bias + (first + r) * at.tokens + t;
-                vst1q_u8(scores + r * at.tokens + t, score_codes(tile + r * COLUMNS, key_terms + t, queries.terms[r],
-                                                                 row_bias, to_scores));
+                vst1q_u8(scores + r * at.tokens + t,
+                         score_codes(tile + r * COLUMNS, key_terms + t, queries.terms[r], row_bias, to_scores));
             }
         }
         RequantizeHigh to_y[ROWS];

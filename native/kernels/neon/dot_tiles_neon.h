@@ -85,8 +85,9 @@ FQVIT_INLINE void store(std::int32_t* to, const Columns<int32x4_t>& acc) {
 }
 
 template <int... r>
-FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...> every_row, const std::int8_t* w, const std::int32_t* start,
-                                const std::uint8_t* block, std::int64_t steps, std::int32_t* out) {
+FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...> every_row, const std::int8_t* w,
+                                const std::int32_t* start, const std::uint8_t* block, std::int64_t steps,
+                                std::int32_t* out) {
     const Columns<int32x4_t> from = {vld1q_s32(start), vld1q_s32(start + 4), vld1q_s32(start + 8),
                                      vld1q_s32(start + 12)};
     Columns<int32x4_t> acc[sizeof...(r)] = {((void)r, from)...};

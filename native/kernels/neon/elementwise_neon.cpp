@@ -105,10 +105,9 @@ void rotary(const Rotation& rotation, const std::int32_t* table, const void* x, 
             load_centered(x, rotation.wide_in, c, zero, own);
             widen(pick(x, rotation.wide_in, c + distance), other);
             other[0] = vsubq_s32(other[0], zero), other[1] = vsubq_s32(other[1], zero);
-            const int32x4_t low = vmlaq_s32(vmulq_s32(own[0], vmovl_s16(vget_low_s16(cosine))), other[0],
-                                            vmovl_s16(vget_low_s16(sine)));
-            const int32x4_t high = vmlaq_s32(vmulq_s32(own[1], vmovl_high_s16(cosine)), other[1],
-                                             vmovl_high_s16(sine));
+            const int32x4_t low =
+                vmlaq_s32(vmulq_s32(own[0], vmovl_s16(vget_low_s16(cosine))), other[0], vmovl_s16(vget_low_s16(sine)));
+            const int32x4_t high = vmlaq_s32(vmulq_s32(own[1], vmovl_high_s16(cosine)), other[1], vmovl_high_s16(sine));
             requantizer.store(low, high, y, c);
         }
     }
@@ -120,7 +119,8 @@ void depthwise_vectors(const Taps& taps, const std::uint8_t* const* rows, std::i
         int32x4_t low = vdupq_n_s32(0), high = low;
         for (std::int64_t pair = 0; pair < taps.pairs; ++pair) {
             const std::int32_t* at = taps.weights + pair * taps.channels + c;
-            const int16x8_t left = vreinterpretq_s16_s32(vld1q_s32(at)), right = vreinterpretq_s16_s32(vld1q_s32(at + 4));
+            const int16x8_t left = vreinterpretq_s16_s32(vld1q_s32(at)),
+                            right = vreinterpretq_s16_s32(vld1q_s32(at + 4));
             const int16x8_t weights[2] = {vuzp1q_s16(left, right), vuzp2q_s16(left, right)};
             for (int i = 0; i < 2; ++i) {
                 const uint16x8_t codes = load_codes(rows[2 * pair + i], wide, c);

@@ -287,16 +287,15 @@ void multiply_row(const RowProduct& product, std::int32_t* acc) { scalar::multip
 }  // namespace
 
 const Kernels* kernels_neon() {
-    static constexpr Kernels table = {"neon",       epilogue,         layernorm_neon, attention_neon, attention_scratch_neon,
-                                      multiply_row, &elementwise_neon};
+    static constexpr Kernels table = {
+        "neon", epilogue, layernorm_neon, attention_neon, attention_scratch_neon, multiply_row, &elementwise_neon};
     return &table;
 }
 
 const Kernels* kernels_neon_dotprod() {
-    static constexpr Kernels table = {
-        "neon_dotprod", epilogue,         layernorm_neon, attention_neon_dotprod, attention_scratch_neon,
-        multiply_row,   &elementwise_neon};
-    return &table;
+    static constexpr Kernels table = {"neon_dotprod",         epilogue,     layernorm_neon,   attention_neon_dotprod,
+                                      attention_scratch_neon, multiply_row, &elementwise_neon};
+    return attention_tiles_neon_dotprod() == nullptr ? nullptr : &table;
 }
 
 }  // namespace fqvit

@@ -87,11 +87,11 @@ FQVIT_NEON_INLINE Moments per_tensor_moments(const Row& row, bool center) {
 // is wrong by less than 1/2. Hence u = n 2^s - q d + d is in 0 < u < 2 d < 2^32, and u modulo 2^32 tells t: it is q - 1
 // if n 2^s - q d < -floor(d / 2), and q + 1 if n 2^s - q d >= d - floor(d / 2).
 struct Divider {
-    int32x4_t count, sum;       // n = count v - sum
-    int32x4_t rho, left, d;     // left: s
-    int64x2_t right;            // s - 61, a negative left shift
-    uint32x4_t small, large;    // u < small: t = q - 1; u >= large: t = q + 1
-    int32x4_t y_right;          // 32 - shift
+    int32x4_t count, sum;     // n = count v - sum
+    int32x4_t rho, left, d;   // left: s
+    int64x2_t right;          // s - 61, a negative left shift
+    uint32x4_t small, large;  // u < small: t = q - 1; u >= large: t = q + 1
+    int32x4_t y_right;        // 32 - shift
 
     Divider(const Norm& norm, Moments m) {
         const std::int64_t big_d = norm.channels * m.squares - m.sum * m.sum + norm.epsilon;
@@ -129,8 +129,8 @@ void layernorm_rows(const Norm& norm, const std::uint8_t* x, std::uint8_t* y, st
     const auto last = static_cast<std::int32_t>(norm.last);
     for (; rows > 0; --rows, x += norm.channels * (wide_in ? 2 : 1), y += norm.channels * (wide_out ? 2 : 1)) {
         const Row row(norm, x);
-        const Divider divide(norm, per_tensor ? per_tensor_moments<wide_in>(row, norm.center)
-                                              : moments<wide_in>(row, norm.center));
+        const Divider divide(
+            norm, per_tensor ? per_tensor_moments<wide_in>(row, norm.center) : moments<wide_in>(row, norm.center));
         for (std::int64_t c = 0; c < row.channels; c += LANES) {
             int32x4_t v[2];
             if constexpr (per_tensor) {

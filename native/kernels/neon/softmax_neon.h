@@ -58,7 +58,7 @@ struct WeightBytes {
     // SIXTEEN: codes below 16, looked up in registers   SAME: every code is its own weight plus the offset
     enum Form : std::uint8_t { SIXTEEN, SAME, ANY } form;
     std::uint8_t low[256] = {}, high[256] = {};  // by code
-    std::int64_t masked;               // weight of tokens that are not attended, plus the offset
+    std::int64_t masked;                         // weight of tokens that are not attended, plus the offset
 
     // codes: the number of codes
     WeightBytes(const Attention& head, std::int64_t codes) : offset(0), form(codes <= 16 ? SIXTEEN : SAME) {
@@ -217,7 +217,7 @@ private:
     int blocks_, bytes_of_table_ = 0;
     WeightBytes weights_;
     std::uint8_t codes_[256] = {};  // by distance
-    std::uint8_t bytes_[4][256];  // of the exponentials
+    std::uint8_t bytes_[4][256];    // of the exponentials
 };
 
 }  // namespace fqvit::neon
