@@ -1,8 +1,8 @@
 """Measure time and peak memory of `fqvit quantize` for large models with random weights.
 
 Each model is quantized by its own process, whose peak memory is the largest resident set, including Python, torch and the
-checkpoint. Calibration images are photographs of --data-root, or random images without it. Time depends on the number of images;
-memory does not, because calibration keeps one batch and statistics of fixed size.
+checkpoint. Calibration images are photographs of --data-root, or random images without it. Time depends on the number of
+images; memory does not, because calibration keeps one batch and statistics of fixed size.
 
     .venv/bin/python benchmarks/quantize_memory.py --data-root DIR
     .venv/bin/python benchmarks/quantize_memory.py --models vit_large --recipes embedding --images 128
