@@ -15,8 +15,8 @@ struct AttentionBytes {
     alignas(64) std::uint8_t weight_low[256], weight_high[256];
     // LOG and UNIFORM: the low, middle and high bytes of the exponential of each distance.
     alignas(64) std::uint8_t exponential[3][256];
-    // LOG and UNIFORM: the exponential e of each distance; LOG: 3 e, floor(log2(3 e)), and the last code where e is 0.
-    alignas(64) std::int32_t table[256], triple[256], top_bit[256], least_code[256];
+    // LOG and UNIFORM: the exponential e of each distance; LOG: 3 e and floor(log2(3 e)), or -32 if e is 0.
+    alignas(64) std::int32_t table[256], triple[256], top_bit[256];
     std::int32_t least_weight = 0;
     std::uint8_t masked_low, masked_high;  // bytes of the weight of tokens in another region, minus the least one
     bool high_is_zero;
@@ -49,9 +49,8 @@ struct AttentionBytes {
             table[i] = entry;
             for (int byte = 0; byte < 3; ++byte) exponential[byte][i] = static_cast<std::uint8_t>(entry >> (8 * byte));
             triple[i] = is_supported ? 3 * entry : 0;
-            top_bit[i] =
-                entry == 0 ? 0 : static_cast<std::int32_t>(std::bit_width(static_cast<std::uint32_t>(triple[i]))) - 1;
-            least_code[i] = entry == 0 ? head.softmax_last : 0;
+            const auto bits = static_cast<std::int32_t>(std::bit_width(static_cast<std::uint32_t>(triple[i])));
+            top_bit[i] = entry == 0 ? -32 : bits - 1;
         }
         if (head.kind == Attention::UNIFORM) {
             // r <= mult / e[0] + 1, because e[0] is in every sum; e r <= mult + e.

@@ -37,6 +37,13 @@ struct ByteTable {
     }
 };
 
+// The sum of the weights of a row minus the least one, and which blocks of 64 tokens have a low or high byte above 0:
+// bit i is block i.
+struct RowWeights {
+    std::int32_t sum;
+    std::uint64_t low_blocks, high_blocks;
+};
+
 class Softmax {
 public:
     FQVIT_AVX512 explicit Softmax(const Attention& head)
@@ -45,20 +52,30 @@ public:
           length_(head.table_length < 256 ? head.table_length : 256),
           last_(set_i8(static_cast<std::int32_t>(length_ - 1))) {}
 
-    // Replaces the scores in `low` by the low bytes of the weights minus the least one, writes their high bytes, and
-    // returns their sum. Bytes up to the next multiple of 64 tokens become 0.
-    FQVIT_AVX512 std::int32_t operator()(std::uint8_t* low, std::uint8_t* high, const std::uint8_t* region,
-                                         std::int64_t query) const {
+    // Replaces the scores in `low` by the low bytes of the weights minus the least one and writes their high bytes.
+    // Bytes up to the next multiple of 64 tokens become 0.
+    FQVIT_AVX512 RowWeights operator()(std::uint8_t* low, std::uint8_t* high, const std::uint8_t* region,
+                                       std::int64_t query) const {
         const Attended attended{head_.tokens, region, set_i8(region == nullptr ? 0 : region[query])};
         Vector tops = zero();
-        for (std::int64_t t = 0; t < head_.tokens; t += 64) tops = max_u8(tops, load_i8(low + t, attended(t)));
-        const std::uint8_t top = largest_u8(tops);
         if (head_.kind == Attention::RELATIVE) {
+            for (std::int64_t t = 0; t < head_.tokens; t += 64) tops = max_u8(tops, load_i8(low + t, attended(t)));
+            const std::uint8_t top = largest_u8(tops);
             return look_up_weights(low, high, attended, top, bytes_.weight_low, bytes_.weight_high);
         }
+        const Vector ones = set_i8(-1);
+        Vector bottoms = zero();  // 255 minus the smallest score
+        for (std::int64_t t = 0; t < head_.tokens; t += 64) {
+            const std::uint64_t mask = attended(t);
+            const Vector x = load_i8(low + t, mask);
+            tops = max_u8(tops, x);
+            bottoms = max_u8(bottoms, select_i8(mask, zero(), xor_bits(x, ones)));
+        }
+        const std::uint8_t top = largest_u8(tops);
+        const std::int64_t farthest = top - (255 - largest_u8(bottoms));
         alignas(64) std::uint8_t by_distance[2][256];
         const std::uint32_t sum = sum_exponentials(low, attended, top);
-        const std::int64_t distances = top < length_ ? top + 1 : length_;
+        const std::int64_t distances = farthest < length_ ? farthest + 1 : length_;
         if (head_.kind == Attention::LOG) {
             log_weights(sum, distances, by_distance);
         } else {
@@ -84,29 +101,33 @@ private:
         return min_u8(sub_i8(tops, load_i8(row, mask)), last_);
     }
 
-    FQVIT_AVX512 std::int32_t look_up_weights(std::uint8_t* low, std::uint8_t* high, const Attended& attended,
-                                              std::uint8_t top, const std::uint8_t* low_bytes,
-                                              const std::uint8_t* high_bytes) const {
+    FQVIT_AVX512 RowWeights look_up_weights(std::uint8_t* low, std::uint8_t* high, const Attended& attended,
+                                            std::uint8_t top, const std::uint8_t* low_bytes,
+                                            const std::uint8_t* high_bytes) const {
         const ByteTable low_table(low_bytes, length_), high_table(high_bytes, length_);
         const Vector tops = set_i8(top), ones = set_i8(1);
         const bool masks = attended.region != nullptr;
         Vector low_sum = zero(), high_sum = zero();
+        RowWeights found{};
         for (std::int64_t t = 0; t < head_.tokens; t += 64) {
             const std::uint64_t mask = attended(t), valid = masks ? first_64(head_.tokens - t) : 0;
             const Vector d = distance(low + t, mask, tops);
-            const Vector a = select_i8(mask, load_masked(valid, bytes_.masked_low), low_table[d]);
+            const Vector a = select_i8(mask, masked(valid, bytes_.masked_low), low_table[d]);
             store(low + t, a);
             low_sum = dpbusd(low_sum, a, ones);
+            found.low_blocks |= std::uint64_t{nonzero_i8(a) != 0} << (t / 64);
             if (bytes_.high_is_zero) continue;
-            const Vector b = select_i8(mask, load_masked(valid, bytes_.masked_high), high_table[d]);
+            const Vector b = select_i8(mask, masked(valid, bytes_.masked_high), high_table[d]);
             store(high + t, b);
             high_sum = dpbusd(high_sum, b, ones);
+            found.high_blocks |= std::uint64_t{nonzero_i8(b) != 0} << (t / 64);
         }
-        return sum_i32(add_i32(low_sum, shl_i32(high_sum, 8)));
+        found.sum = sum_i32(add_i32(low_sum, shl_i32(high_sum, 8)));
+        return found;
     }
 
     // The byte of masked tokens for tokens of the mask, else 0.
-    FQVIT_INLINE static Vector load_masked(std::uint64_t valid, std::uint8_t byte) {
+    FQVIT_INLINE static Vector masked(std::uint64_t valid, std::uint8_t byte) {
         return select_i8(valid, zero(), set_i8(byte));
     }
 
@@ -137,30 +158,29 @@ private:
 
     // The code of an exponential e > 0 is above 0 if and only if 2 sum >= 3 e, and above c > 0 if and only if
     // 2 sum >= (3 2^c - 1) e, that is 3 e 2^c <= 2 sum + e. So it is 0, or 1 + floor(log2((2 sum + e) / (3 e))).
-    // sum <= 2^30 and e <= sum, so 2 sum + e fits in u32.
+    // sum <= 2^30 and e <= sum, so 2 sum + e fits in u32. e = 0 gives a large code because of its top_bit.
     FQVIT_AVX512 void log_weights(std::uint32_t sum, std::int64_t distances,
                                   std::uint8_t (&by_distance)[2][256]) const {
         const std::int32_t top_bit = std::bit_width(2 * sum) - 1;
         const Vector twice_sum = set_i32(static_cast<std::int32_t>(2 * sum)), top_bits = set_i32(top_bit);
         // All numbers with a higher top bit are above this one.
         const Vector limit = set_i32(static_cast<std::int32_t>(0xffffffffu >> (31 - top_bit)));
+        const Vector last = set_i8(head_.softmax_last);
         for (std::int64_t d = 0; d < distances; d += 64) {
             Vector codes[4];
             for (int i = 0; i < 4; ++i) codes[i] = log_codes(d + 16 * i, twice_sum, top_bits, limit);
-            store_weights(narrow(codes[0], codes[1], codes[2], codes[3]), d, by_distance);
+            store_weights(min_u8(narrow(codes[0], codes[1], codes[2], codes[3]), last), d, by_distance);
         }
     }
 
     FQVIT_INLINE Vector log_codes(std::int64_t at, Vector twice_sum, Vector top_bits, Vector limit) const {
-        const Vector one = set_i32(1), e = load(bytes_.table + at), triple = load(bytes_.triple + at);
-        const Vector total = add_i32(twice_sum, e);
-        // floor(log2(total)) - floor(log2(3 e)), or 0 if that is negative; then the code is 0 anyway.
+        const Vector one = set_i32(1), triple = load(bytes_.triple + at);
+        const Vector total = add_i32(twice_sum, load(bytes_.table + at));
+        // floor(log2(total)) - floor(log2(3 e))
         Vector code = sub_i32(top_bits, load(bytes_.top_bit + at));
-        code = max_i32(select_i32(greater_u32(total, limit), code, add_i32(code, one)), zero());
-        const std::uint16_t too_large = greater_u32(shl_each_i32(triple, code), total);
-        code = select_i32(too_large, add_i32(code, one), code);
-        code = select_i32(greater_u32(triple, twice_sum), code, zero());
-        return max_i32(min_i32(code, set_i32(head_.softmax_last)), load(bytes_.least_code + at));
+        code = select_i32(greater_u32(total, limit), code, add_i32(code, one));
+        code = select_i32(greater_u32(shl_each_i32(triple, code), total), add_i32(code, one), code);
+        return select_i32(greater_u32(triple, twice_sum), code, zero());
     }
 
     // code = min(round(e r / 2^shift), last), r = round(mult / sum) < 2^31. Both products and codes fit: see
@@ -171,7 +191,7 @@ private:
                                                                     8, 24, 10, 26, 12, 28, 14, 30};
         const Vector r = set_i32(static_cast<std::int32_t>(round_divide(head_.softmax_mult, sum)));
         const Vector half = set_i64(std::int64_t{1} << (head_.softmax_shift - 1)), shift = set_i64(head_.softmax_shift);
-        const Vector last = set_i32(head_.softmax_last), low_halves = load(LOW_HALVES);
+        const Vector low_halves = load(LOW_HALVES), last = set_i32(head_.softmax_last);
         for (std::int64_t d = 0; d < distances; d += 64) {
             Vector codes[4];
             for (int i = 0; i < 4; ++i) {
