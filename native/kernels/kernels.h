@@ -1,6 +1,6 @@
-// Kernels other than GEMM: the epilogue of a product, LayerNorm, and fused attention. Functions on plain pointers, in
-// one table per instruction set. kernels_scalar.cpp is the readable version; other tables fall back to it for
-// parameters that they do not cover. No allocation, no exceptions, no floats.
+// Kernels other than GEMM: the epilogue of a product, LayerNorm, attention, and elementwise ops. Functions on plain
+// pointers, in one table per instruction set. kernels_scalar.cpp is the readable version; other tables fall back to it
+// for parameters that they do not cover. No allocation, no exceptions, no floats.
 //
 // Per-channel parameters are always arrays of C entries, even if the program has one value for the whole tensor.
 #pragma once
