@@ -60,7 +60,9 @@ def run(
     if as_json:
         say_json({"out": str(out), "pictures": count, "objects": objects, "score": least})
     elif count:
-        say(f"{out}: {'1 image' if count == 1 else f'{count} images'} with {objects} objects of score {least:g} or more")
+        images_text = "1 image" if count == 1 else f"{count} images"
+        objects_text = "1 object" if objects == 1 else f"{objects} objects"
+        say(f"{out}: {images_text} with {objects_text} of score {least:g} or more")
     unreadable.raise_if_any()
 
 
