@@ -57,6 +57,7 @@ def test_tags_decide_the_preprocessing() -> None:
         ("vit_small_patch16_rope_ape_224", "rotary positions"),
         ("vit_base_patch16_rpn_224", "blocks of another order"),
         ("eva02_tiny_patch14_224", "rotary positions"),
+        ("nest_tiny", "another architecture (nest)"),
     ],
 )
 def test_unsupported_architectures_of_timm_have_a_reason(name: str, reason: str) -> None:
