@@ -180,6 +180,9 @@ private:
     }
 };
 
+// A function, because vld1q_u8 may be a macro, in which compilers cannot expand parameter packs.
+FQVIT_INLINE uint8x16_t load_chunk(const std::uint8_t* p) { return vld1q_u8(p); }
+
 template <int q>
 FQVIT_INLINE void add_quad(Columns<uint32x4_t>& acc, uint8x16_t a, const Columns<uint8x16_t>& b) {
     acc.first = dot_u8<q>(acc.first, b.first, a);
@@ -208,7 +211,7 @@ FQVIT_INLINE void attention_rows(std::integer_sequence<int, r...>, const std::ui
     for (;;) {
         const std::uint8_t* panel = b;
         for (const std::uint8_t* end = a + 16 * chunks; a != end; a += 16, panel += 16 * ATTENTION_COLUMNS) {
-            const uint8x16_t x[sizeof...(r)] = {vld1q_u8(a + r * stride)...};
+            const uint8x16_t x[sizeof...(r)] = {load_chunk(a + r * stride)...};
             Columns<uint8x16_t> columns = load(panel);
             (add_quad<0>(acc[r], x[r], columns), ...);
             keep_order();
