@@ -11,10 +11,12 @@ namespace {
 // Returns the kernels that this build contains and this CPU supports, fastest first.
 std::vector<KernelSet> available_kernels() {
     const CpuFeatures cpu = cpu_features();
+    const Kernels* avx2 = cpu.avx2 ? kernels_avx2() : nullptr;
     const KernelSet all[] = {
-        {"avx512_vnni", cpu.avx512_vnni ? gemm_avx512_vnni() : nullptr, cpu.avx2 ? kernels_avx2() : nullptr},
-        {"avx_vnni", cpu.avx_vnni ? gemm_avx_vnni() : nullptr, cpu.avx2 ? kernels_avx2() : nullptr},
-        {"avx2", cpu.avx2 ? gemm_avx2() : nullptr, cpu.avx2 ? kernels_avx2() : nullptr},
+        // CPUs before Ice Lake have VNNI, but not VBMI.
+        {"avx512_vnni", cpu.avx512_vnni ? gemm_avx512_vnni() : nullptr, cpu.avx512_vbmi ? kernels_avx512() : avx2},
+        {"avx_vnni", cpu.avx_vnni ? gemm_avx_vnni() : nullptr, avx2},
+        {"avx2", cpu.avx2 ? gemm_avx2() : nullptr, avx2},
         {"neon_dotprod", cpu.neon_dotprod ? gemm_neon_dotprod() : nullptr, kernels_scalar()},
         {"scalar", gemm_scalar(), kernels_scalar()},
     };

@@ -55,7 +55,7 @@ class Killed(BaseException):
 
 
 def kill_after(monkeypatch: pytest.MonkeyPatch, runs: int) -> list[int]:
-    """Make the program raise Killed after so many batches; returns a list of the sizes of all batches."""
+    """Make the program raise Killed after `runs` batches; returns a list that collects the sizes of the batches."""
     original, sizes = ProgramModel.run, []
 
     def run(self: ProgramModel, pixels: Any, wanted: Any) -> Any:
@@ -235,7 +235,7 @@ def test_a_folder_of_images_is_cut_into_pieces(tmp_path: Path, monkeypatch: pyte
     assert names == sorted(f"{number % 2}/{number:04}.png" for number in range(40))
 
 
-def test_small_shards_tolerate_unreadable_images_but_all_together_do_not(tmp_path: Path) -> None:
+def test_the_share_of_unreadable_images_is_that_of_all_shards_together(tmp_path: Path) -> None:
     place = tmp_path / "tars"
     for number in range(9):
         tar_of(place / f"x-{number}.tar", range(number * 13, (number + 1) * 13))

@@ -17,7 +17,7 @@ def test_the_native_module_has_the_version_of_the_package() -> None:
 
 def test_the_same_feature_names_are_reported_on_every_machine() -> None:
     features = _native.cpu_features()
-    assert set(features) == {"avx2", "avx_vnni", "avx512_vnni", "neon", "neon_dotprod", "neon_i8mm"}
+    assert set(features) == {"avx2", "avx_vnni", "avx512_vnni", "avx512_vbmi", "neon", "neon_dotprod", "neon_i8mm"}
     assert all(type(value) is bool for value in features.values())
     assert features["neon"] == (platform.machine() in ("aarch64", "arm64"))
 
@@ -31,3 +31,4 @@ def test_the_features_are_those_in_proc_cpuinfo() -> None:
     assert features["avx2"] == ("avx2" in flags)
     assert features["avx_vnni"] == ("avx_vnni" in flags)
     assert features["avx512_vnni"] == ({"avx512f", "avx512bw", "avx512vl", "avx512_vnni"} <= set(flags))
+    assert features["avx512_vbmi"] == ({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi"} <= set(flags))

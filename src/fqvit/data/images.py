@@ -218,7 +218,7 @@ class ImageFolder(Source):
             raise FqvitError(f"{root}: no class sub-folders with images. Expected {root}/CLASS/image.jpg.")
         if loose:
             raise FqvitError(
-                f"{root}: {len(loose)} images outside the class sub-folders ({loose[0]} first). Move or remove them."
+                f"{root}: images outside the class sub-folders: {len(loose)} ({loose[0]} first). Move or remove them."
             )
         indices = class_indices(str(root), folders, classes, ids)
         return cls([root / name for name in names], [indices[name.split("/", 1)[0]] for name in names], preprocess)

@@ -197,7 +197,7 @@ def parquet_paths(place: Path) -> list[Path]:
 def _files(place: Path) -> list[ParquetFile]:
     files = [_described(path) for path in parquet_paths(place)]
     if not any(sum(file.groups) for file in files):
-        raise FqvitError(f"{place}: no rows in {len(files)} Parquet files, expected one image per row.")
+        raise FqvitError(f"{place}: no rows (Parquet files read: {len(files)}), expected one image per row. Pass other files.")
     return files
 
 

@@ -45,7 +45,7 @@ Kind = Literal[
 class Step:
     """One computation. `path` is the module it belongs to, `shape` the layout of its output for one image.
 
-    data: parameters of the kind, such as weight and bias, as float64 tensors
+    data: parameters of the kind, such as weight and bias (float64 tensors), or the name and function of an activation
     """
 
     kind: Kind
@@ -87,7 +87,8 @@ def forget_positions() -> None:
 
 def _is_strided(index: Tensor) -> bool:
     """Return whether an index is a strided view of the shared buffer that starts at 0."""
-    return index.untyped_storage().data_ptr() == _Positions.buffer.untyped_storage().data_ptr() and index.storage_offset() == 0
+    storage = _Positions.buffer.untyped_storage()
+    return index.untyped_storage().data_ptr() == storage.data_ptr() and int(index.storage_offset()) == 0
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:

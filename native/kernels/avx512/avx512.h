@@ -1,0 +1,216 @@
+// Named operations on vectors of 512 bits. The kernels in this folder use only these, so that they can be compiled
+// twice: for AVX-512 (F, BW, VL, DQ, VBMI and VNNI) and, with FQVIT_AVX512_SHIM, as plain C++ for tests on any CPU
+// (avx512_shim.h). Every operation that is added here is added there.
+//
+// A Vector has no element type: 64 x 8, 32 x 16, 16 x 32 or 8 x 64 bits. Bit i of a mask is element i. Only functions
+// with the target attribute are compiled for AVX-512, so that one build runs on every x86-64 CPU.
+#pragma once
+
+#include <cstdint>
+
+#ifdef FQVIT_AVX512_SHIM
+
+#include "kernels/avx512/avx512_shim.h"
+
+#else
+
+// Some intrinsics of GCC 12 begin with an uninitialized vector, about which it warns wherever they are inlined.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+
+#define FQVIT_AVX512_NAMESPACE avx512
+#define FQVIT_AVX512_NAME(name) name
+#define FQVIT_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vnni")))
+#define FQVIT_INLINE FQVIT_AVX512 __attribute__((always_inline)) inline
+
+namespace fqvit::avx512 {
+
+using Vector = __m512i;
+
+constexpr std::uint16_t ALL_16 = 0xffff;
+
+// Memory, at any address. Masked loads read only the elements of the mask and give 0 elsewhere.
+FQVIT_INLINE Vector load(const void* p) { return _mm512_loadu_si512(p); }
+FQVIT_INLINE void store(void* p, Vector v) { _mm512_storeu_si512(p, v); }
+FQVIT_INLINE Vector load_i8(const void* p, std::uint64_t mask) { return _mm512_maskz_loadu_epi8(mask, p); }
+FQVIT_INLINE void store_i8(void* p, std::uint64_t mask, Vector v) { _mm512_mask_storeu_epi8(p, mask, v); }
+FQVIT_INLINE Vector load_i16(const void* p, std::uint32_t mask) { return _mm512_maskz_loadu_epi16(mask, p); }
+FQVIT_INLINE void store_i16(void* p, std::uint32_t mask, Vector v) { _mm512_mask_storeu_epi16(p, mask, v); }
+FQVIT_INLINE Vector load_i32(const void* p, std::uint16_t mask) { return _mm512_maskz_loadu_epi32(mask, p); }
+FQVIT_INLINE void store_i32(void* p, std::uint16_t mask, Vector v) { _mm512_mask_storeu_epi32(p, mask, v); }
+FQVIT_INLINE Vector load_i64(const void* p, std::uint8_t mask) { return _mm512_maskz_loadu_epi64(mask, p); }
+// 16 bytes of the mask from each of four addresses, one per lane.
+FQVIT_INLINE Vector load_lanes(const void* a, const void* b, const void* c, const void* d, std::uint16_t mask) {
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_maskz_loadu_epi8(mask, a)),
+                                                _mm_maskz_loadu_epi8(mask, b), 1);
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_maskz_loadu_epi8(mask, c)),
+                                                 _mm_maskz_loadu_epi8(mask, d), 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+// 16 elements -> 16 x i32
+FQVIT_INLINE Vector load_u8_as_i32(const void* p, std::uint16_t mask) {
+    return _mm512_maskz_cvtepu8_epi32(mask, _mm_maskz_loadu_epi8(mask, p));
+}
+FQVIT_INLINE Vector load_u16_as_i32(const void* p, std::uint16_t mask) {
+    return _mm512_maskz_cvtepu16_epi32(mask, _mm256_maskz_loadu_epi16(mask, p));
+}
+FQVIT_INLINE Vector load_i16_as_i32(const void* p, std::uint16_t mask) {
+    return _mm512_maskz_cvtepi16_epi32(mask, _mm256_maskz_loadu_epi16(mask, p));
+}
+// 32 x u8 -> 32 x i16
+FQVIT_INLINE Vector load_u8_as_i16(const void* p, std::uint32_t mask) {
+    return _mm512_maskz_cvtepu8_epi16(mask, _mm256_maskz_loadu_epi8(mask, p));
+}
+// 16 x u32 -> 16 elements, saturated
+FQVIT_INLINE void store_u32_as_u8(void* p, std::uint16_t mask, Vector v) {
+    _mm512_mask_cvtusepi32_storeu_epi8(p, mask, v);
+}
+FQVIT_INLINE void store_u32_as_u16(void* p, std::uint16_t mask, Vector v) {
+    _mm512_mask_cvtusepi32_storeu_epi16(p, mask, v);
+}
+// The low 16 or 32 bytes.
+FQVIT_INLINE void store_16_bytes(void* p, Vector v) {
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_castsi512_si128(v));
+}
+FQVIT_INLINE void store_32_bytes(void* p, Vector v) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_castsi512_si256(v));
+}
+
+// Every element the same.
+FQVIT_INLINE Vector zero() { return _mm512_setzero_si512(); }
+FQVIT_INLINE Vector set_i8(std::int32_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+FQVIT_INLINE Vector set_i16(std::int32_t x) { return _mm512_set1_epi16(static_cast<short>(x)); }
+FQVIT_INLINE Vector set_i32(std::int32_t x) { return _mm512_set1_epi32(x); }
+FQVIT_INLINE Vector set_i64(std::int64_t x) { return _mm512_set1_epi64(x); }
+// Four bytes from memory, 16 times.
+FQVIT_INLINE Vector broadcast_i32(const void* p) {
+    std::int32_t x;
+    __builtin_memcpy(&x, p, 4);
+    return _mm512_set1_epi32(x);
+}
+
+// Sums and differences wrap around.
+FQVIT_INLINE Vector add_i8(Vector a, Vector b) { return _mm512_add_epi8(a, b); }
+FQVIT_INLINE Vector add_i16(Vector a, Vector b) { return _mm512_add_epi16(a, b); }
+FQVIT_INLINE Vector add_i32(Vector a, Vector b) { return _mm512_add_epi32(a, b); }
+FQVIT_INLINE Vector add_i64(Vector a, Vector b) { return _mm512_add_epi64(a, b); }
+FQVIT_INLINE Vector sub_i8(Vector a, Vector b) { return _mm512_sub_epi8(a, b); }
+FQVIT_INLINE Vector sub_i16(Vector a, Vector b) { return _mm512_sub_epi16(a, b); }
+FQVIT_INLINE Vector sub_i32(Vector a, Vector b) { return _mm512_sub_epi32(a, b); }
+FQVIT_INLINE Vector sub_i64(Vector a, Vector b) { return _mm512_sub_epi64(a, b); }
+
+// Products. mul_i32: low halves. mul_even: full 64-bit products of the even i32 elements.
+FQVIT_INLINE Vector mul_i32(Vector a, Vector b) { return _mm512_mullo_epi32(a, b); }
+FQVIT_INLINE Vector mul_even(Vector a, Vector b) { return _mm512_mul_epi32(a, b); }
+// Sums of two adjacent i16 products.
+FQVIT_INLINE Vector madd_i16(Vector a, Vector b) { return _mm512_madd_epi16(a, b); }
+// acc + sum of four products u8 x i8, or of two products i16 x i16; wraps around.
+FQVIT_INLINE Vector dpbusd(Vector acc, Vector u8, Vector i8) { return _mm512_dpbusd_epi32(acc, u8, i8); }
+// The same in assembly, for micro-kernels: GCC 12 copies and spills the accumulators of the intrinsic in loops.
+FQVIT_INLINE void add_dpbusd(Vector& acc, Vector u8, Vector i8) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(i8));
+}
+FQVIT_INLINE Vector dpwssd(Vector acc, Vector a, Vector b) { return _mm512_dpwssd_epi32(acc, a, b); }
+
+// Bits.
+FQVIT_INLINE Vector and_bits(Vector a, Vector b) { return _mm512_and_si512(a, b); }
+FQVIT_INLINE Vector or_bits(Vector a, Vector b) { return _mm512_or_si512(a, b); }
+FQVIT_INLINE Vector xor_bits(Vector a, Vector b) { return _mm512_xor_si512(a, b); }
+
+// Shifts: by one number, or (shl_each_...) by one number per element. Numbers are at least 0 and less than the bits of
+// an element. sar: arithmetic, shr: logical.
+FQVIT_INLINE Vector shl_i32(Vector a, unsigned n) { return _mm512_slli_epi32(a, n); }
+FQVIT_INLINE Vector shl_i64(Vector a, unsigned n) { return _mm512_slli_epi64(a, n); }
+FQVIT_INLINE Vector shr_i32(Vector a, unsigned n) { return _mm512_srli_epi32(a, n); }
+FQVIT_INLINE Vector shr_i64(Vector a, unsigned n) { return _mm512_srli_epi64(a, n); }
+FQVIT_INLINE Vector sar_i32(Vector a, unsigned n) { return _mm512_srai_epi32(a, n); }
+FQVIT_INLINE Vector sar_i64(Vector a, unsigned n) { return _mm512_srai_epi64(a, n); }
+// A number above 31 gives 0.
+FQVIT_INLINE Vector shl_each_i32(Vector a, Vector n) { return _mm512_sllv_epi32(a, n); }
+FQVIT_INLINE Vector shl_each_i64(Vector a, Vector n) { return _mm512_sllv_epi64(a, n); }
+FQVIT_INLINE Vector sar_each_i32(Vector a, Vector n) { return _mm512_srav_epi32(a, n); }
+FQVIT_INLINE Vector sar_each_i64(Vector a, Vector n) { return _mm512_srav_epi64(a, n); }
+FQVIT_INLINE Vector shr_each_i64(Vector a, Vector n) { return _mm512_srlv_epi64(a, n); }
+
+// Minimum and maximum.
+FQVIT_INLINE Vector min_i32(Vector a, Vector b) { return _mm512_min_epi32(a, b); }
+FQVIT_INLINE Vector max_i32(Vector a, Vector b) { return _mm512_max_epi32(a, b); }
+FQVIT_INLINE Vector min_u8(Vector a, Vector b) { return _mm512_min_epu8(a, b); }
+FQVIT_INLINE Vector max_u8(Vector a, Vector b) { return _mm512_max_epu8(a, b); }
+FQVIT_INLINE Vector min_u16(Vector a, Vector b) { return _mm512_min_epu16(a, b); }
+FQVIT_INLINE Vector max_u16(Vector a, Vector b) { return _mm512_max_epu16(a, b); }
+
+// Comparisons and selection: element of b where the mask is set, else of a.
+FQVIT_INLINE std::uint64_t equal_i8(Vector a, Vector b) { return _mm512_cmpeq_epi8_mask(a, b); }
+FQVIT_INLINE std::uint64_t nonzero_i8(Vector a) { return _mm512_test_epi8_mask(a, a); }
+FQVIT_INLINE std::uint16_t greater_u32(Vector a, Vector b) { return _mm512_cmpgt_epu32_mask(a, b); }
+FQVIT_INLINE std::uint8_t greater_i64(Vector a, Vector b) { return _mm512_cmpgt_epi64_mask(a, b); }
+FQVIT_INLINE std::uint64_t top_bits_i8(Vector a) { return _mm512_movepi8_mask(a); }
+FQVIT_INLINE Vector select_i8(std::uint64_t mask, Vector a, Vector b) { return _mm512_mask_blend_epi8(mask, a, b); }
+FQVIT_INLINE Vector select_i32(std::uint16_t mask, Vector a, Vector b) { return _mm512_mask_blend_epi32(mask, a, b); }
+FQVIT_INLINE Vector select_i64(std::uint8_t mask, Vector a, Vector b) { return _mm512_mask_blend_epi64(mask, a, b); }
+
+// Permutations: element i is table[index[i]], where only the low bits of an index count. The tables of two vectors have
+// 128 bytes or 64 words.
+FQVIT_INLINE Vector permute_i8(Vector index, Vector table) { return _mm512_permutexvar_epi8(index, table); }
+FQVIT_INLINE Vector permute_i16(Vector index, Vector table) { return _mm512_permutexvar_epi16(index, table); }
+FQVIT_INLINE Vector permute_i32(Vector index, Vector table) { return _mm512_permutexvar_epi32(index, table); }
+FQVIT_INLINE Vector permute_i64(Vector index, Vector table) { return _mm512_permutexvar_epi64(index, table); }
+FQVIT_INLINE Vector permute2_i8(Vector low, Vector index, Vector high) {
+    return _mm512_permutex2var_epi8(low, index, high);
+}
+FQVIT_INLINE Vector permute2_i16(Vector low, Vector index, Vector high) {
+    return _mm512_permutex2var_epi16(low, index, high);
+}
+FQVIT_INLINE Vector permute2_i32(Vector low, Vector index, Vector high) {
+    return _mm512_permutex2var_epi32(low, index, high);
+}
+
+// Within each lane of 128 bits: packs a, then b, saturated; interleaves the low or the high halves of a and b.
+FQVIT_INLINE Vector pack_i32_as_i16(Vector a, Vector b) { return _mm512_packs_epi32(a, b); }
+FQVIT_INLINE Vector pack_i32_as_u16(Vector a, Vector b) { return _mm512_packus_epi32(a, b); }
+FQVIT_INLINE Vector pack_i16_as_u8(Vector a, Vector b) { return _mm512_packus_epi16(a, b); }
+FQVIT_INLINE Vector interleave_low_i8(Vector a, Vector b) { return _mm512_unpacklo_epi8(a, b); }
+FQVIT_INLINE Vector interleave_high_i8(Vector a, Vector b) { return _mm512_unpackhi_epi8(a, b); }
+FQVIT_INLINE Vector interleave_low_i16(Vector a, Vector b) { return _mm512_unpacklo_epi16(a, b); }
+FQVIT_INLINE Vector interleave_high_i16(Vector a, Vector b) { return _mm512_unpackhi_epi16(a, b); }
+FQVIT_INLINE Vector interleave_low_i32(Vector a, Vector b) { return _mm512_unpacklo_epi32(a, b); }
+FQVIT_INLINE Vector interleave_high_i32(Vector a, Vector b) { return _mm512_unpackhi_epi32(a, b); }
+FQVIT_INLINE Vector interleave_low_i64(Vector a, Vector b) { return _mm512_unpacklo_epi64(a, b); }
+FQVIT_INLINE Vector interleave_high_i64(Vector a, Vector b) { return _mm512_unpackhi_epi64(a, b); }
+
+// Four lanes of 128 bits of a and b: two of a, then two of b, chosen by `lanes` (two bits each). Constant only.
+#define FQVIT_SHUFFLE_LANES(a, b, lanes) _mm512_shuffle_i64x2(a, b, lanes)
+
+// Sum of 8 x i64, wrapping.
+FQVIT_INLINE std::int64_t sum_i64(Vector v) { return _mm512_reduce_add_epi64(v); }
+FQVIT_INLINE std::int32_t sum_i32(Vector v) { return _mm512_reduce_add_epi32(v); }
+FQVIT_INLINE std::uint8_t largest_u8(Vector v) {
+    const __m256i half = _mm256_max_epu8(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+    __m128i m = _mm_max_epu8(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    m = _mm_max_epu8(m, _mm_srli_si128(m, 8));
+    m = _mm_max_epu8(m, _mm_srli_si128(m, 4));
+    m = _mm_max_epu8(m, _mm_srli_si128(m, 2));
+    m = _mm_max_epu8(m, _mm_srli_si128(m, 1));
+    return static_cast<std::uint8_t>(_mm_cvtsi128_si32(m));
+}
+
+}  // namespace fqvit::avx512
+
+#endif
+
+namespace fqvit::FQVIT_AVX512_NAMESPACE {
+
+// Masks of the first `count` elements, at most all of them.
+constexpr std::uint64_t first_64(std::int64_t count) {
+    return count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
+}
+constexpr std::uint32_t first_32(std::int64_t count) { return static_cast<std::uint32_t>(first_64(count)); }
+constexpr std::uint16_t first_16(std::int64_t count) { return static_cast<std::uint16_t>(first_64(count)); }
+constexpr std::uint8_t first_8(std::int64_t count) { return static_cast<std::uint8_t>(first_64(count)); }
+
+}  // namespace fqvit::FQVIT_AVX512_NAMESPACE

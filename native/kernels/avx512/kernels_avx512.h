@@ -1,0 +1,23 @@
+// The kernels of this folder that kernels_avx512.cpp lists in its table. avx512.h explains the two namespaces.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/avx512/avx512.h"
+#include "kernels/kernels.h"
+
+namespace fqvit {
+
+// The same table, with the operations of avx512_shim.h. For tests, which compile this folder with FQVIT_AVX512_SHIM.
+const Kernels* kernels_avx512_shim();
+
+}  // namespace fqvit
+
+namespace fqvit::FQVIT_AVX512_NAMESPACE {
+
+void attention(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
+               const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
+std::size_t attention_scratch(const Attention& head);
+
+}  // namespace fqvit::FQVIT_AVX512_NAMESPACE
