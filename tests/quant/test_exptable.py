@@ -180,14 +180,3 @@ def test_row_sums_fit_31_bits_for_rows_of_any_length(bits: int, tokens: int) -> 
     assert len(levels) == 2**bits and 255 * tokens * max(levels) < 2**31
     assert list(levels) == sorted(levels, reverse=bits <= 4)
     assert bits > 4 or tokens > 4112 or len(set(levels)) == 2**bits  # for longer rows, the smallest levels are all 0
-
-
-@pytest.mark.parametrize("bits", range(2, 9))
-@pytest.mark.parametrize("tokens", [1, 257, 4113])
-def test_levels_on_a_curve_fall_from_the_largest_to_0_at_every_width(bits: int, tokens: int) -> None:
-    levels = relative(bits, tokens, "curve").levels
-    assert len(levels) == 2**bits and 255 * tokens * max(levels) < 2**31
-    assert list(levels) == sorted(levels, reverse=True) and levels[-1] == 0
-    shares = np.array(levels) / levels[0]
-    u = np.linspace(1, 0, 2**bits)
-    np.testing.assert_allclose(shares, (u**2 + 4 * u**4) / 5, atol=0.51 / levels[0])
