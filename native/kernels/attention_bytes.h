@@ -24,6 +24,7 @@ struct AttentionBytes {
     alignas(64) std::uint8_t exponential[3][256];
     // LOG and UNIFORM: the exponential e of each distance; LOG: 3 e and floor(log2(3 e)), or -32 if e is 0.
     alignas(64) std::int32_t table[256], triple[256], top_bit[256];
+    std::int32_t reversed[256];  // reversed[i] = table[255 - i]
     // Whether exponentials have three bytes, the sum of a row is at most 2^30, and all numbers of UNIFORM fit in 31
     // bits except products.
     bool is_supported;
@@ -59,7 +60,7 @@ struct AttentionBytes {
             weight_low[i] = low(w, split), weight_high[i] = high(w, split);
             if (head.kind == Attention::RELATIVE) continue;
             is_supported = is_supported && entry < 1 << 24 && entry * head.tokens <= 1 << 30;
-            table[i] = entry;
+            table[i] = reversed[255 - i] = entry;
             for (int byte = 0; byte < 3; ++byte) exponential[byte][i] = static_cast<std::uint8_t>(entry >> (8 * byte));
             triple[i] = is_supported ? 3 * entry : 0;
             const auto bits = static_cast<std::int32_t>(std::bit_width(static_cast<std::uint32_t>(triple[i])));

@@ -309,6 +309,8 @@ int main(int argc, char** argv) {
     const Entry entries[] = {
         {"avx2", kernels_avx2(), cpu.avx2, 4000},
         {"avx512", kernels_avx512(), cpu.avx512_vbmi && cpu.avx512_vnni, 4000},
+        {"neon", kernels_neon(), cpu.neon, 1000},
+        {"neon_dotprod", kernels_neon_dotprod(), cpu.neon_dotprod, 1000},
 #ifdef FQVIT_AVX512_SHIM
         {"avx512_shim", kernels_avx512_shim(), true, 1000},
 #endif

@@ -115,6 +115,18 @@ def test_too_many_unreadable_images_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match=r"1 of 20 images cannot be read, at most 1 %"):
         embed_file(job_of(place), tmp_path / "out.npy")
     assert not (tmp_path / "out.npy").exists()
+    (place / "0" / "0004.png").write_bytes((place / "0" / "0002.png").read_bytes())
+    done = embed_file(job_of(place), tmp_path / "out.npy")  # reads the part with the repaired image again
+    assert (done.images, done.skipped) == (20, [])
+
+
+def test_nothing_is_left_if_no_image_can_be_read(tmp_path: Path) -> None:
+    place = folder_of(tmp_path / "photos", 2)
+    for path in place.rglob("*.png"):
+        path.write_text("no picture")
+    with pytest.raises(FqvitError, match="cannot be read|can be read"):
+        embed_file(job_of(place), tmp_path / "out.npy")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["photos"]
 
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
