@@ -1,4 +1,4 @@
-"""The compiled detector is bit-identical to the reference: every detector, image, instruction set and number of threads.
+"""The compiled detector is bit-identical to the reference: extreme images, any constants, instruction sets and threads.
 
 See also: tests/golden (stored detections), test_integer.py (the same interface on both backends).
 """
