@@ -1,4 +1,5 @@
-// Packing for dot-product instructions, which multiply a few adjacent bytes per lane: four of most, called a quad.
+// Packing for dot-product instructions, which multiply groups of adjacent bytes: four, called a quad, in most
+// instruction sets, and eight for usmmla.
 #pragma once
 
 #include <algorithm>
