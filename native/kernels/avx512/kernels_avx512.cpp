@@ -8,8 +8,9 @@ namespace fqvit {
 
 const Kernels* FQVIT_AVX512_NAME(kernels_avx512)() {
     static const Kernels table = [] {
-        Kernels made = *kernels_avx2();
+        Kernels made = *FQVIT_AVX512_NAMESPACE::fallback();
         made.name = "avx512";
+        made.epilogue = FQVIT_AVX512_NAMESPACE::epilogue;
         return made;
     }();
     return &table;

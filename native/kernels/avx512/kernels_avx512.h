@@ -8,6 +8,20 @@
 #include "kernels/kernels.h"
 
 namespace fqvit {
+namespace FQVIT_AVX512_NAMESPACE {
+
+void epilogue(const Epilogue& e, const Tile& tile, void* y);
+
+// Kernels for parameters that this folder does not support.
+inline const Kernels* fallback() {
+#ifdef FQVIT_AVX512_SHIM
+    return kernels_scalar();
+#else
+    return kernels_avx2();
+#endif
+}
+
+}  // namespace FQVIT_AVX512_NAMESPACE
 
 // The same table, with the operations of avx512_shim.h. For tests, which compile this folder with FQVIT_AVX512_SHIM.
 const Kernels* kernels_avx512_shim();
