@@ -263,6 +263,20 @@ bool Linear::fuse_add(std::unique_ptr<Op>& op) {
     return true;
 }
 
+// The store holds one reference to the weights, each op that uses them another one.
+bool Linear::owns_weights() const { return weights_->packed != nullptr && weights_.use_count() == 2; }
+
+void Linear::group_tables(Linear& reader) {
+    if (epilogue_.kind != Epilogue::LOOKUP || !kernels_.kernels->groups_tables) return;
+    if (!owns_weights() || !reader.owns_weights() || reader.inputs_ != outputs_ || reader.take_ != nullptr) return;
+    const std::vector<std::int32_t> order = tables_.sorting_order();
+    if (order.empty() || !weights_->packed->reorder_outputs(order)) return;
+    reader.weights_->packed->reorder_inputs(order);
+    tables_.reorder(order);
+    bias_ = reordered(bias_, order);
+    requantization_ = requantization_.reordered(order, bias_.data());
+}
+
 bool Linear::fuse_take(std::unique_ptr<Op>& op) {
     const Take& take = dynamic_cast<const Take&>(*op);
     const auto row = static_cast<std::int64_t>(take.fill.size());

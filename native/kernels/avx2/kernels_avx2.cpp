@@ -320,8 +320,8 @@ FQVIT_AVX2 void multiply_row(const RowProduct& product, std::int32_t* acc) { sca
 }  // namespace
 
 const Kernels* kernels_avx2() {
-    static constexpr Kernels table = {"avx2",       epilogue,         layernorm, attention_avx2, attention_scratch_avx2,
-                                      multiply_row, &elementwise_avx2};
+    static constexpr Kernels table = {
+        "avx2", epilogue, layernorm, attention_avx2, attention_scratch_avx2, multiply_row, &elementwise_avx2, false};
     return &table;
 }
 

@@ -37,16 +37,6 @@ FQVIT_INLINE Columns load_columns(const Requantization& q, std::int64_t channel,
 // the second row. This permutation of 16 x i32 brings them into the order of columns, row by row.
 alignas(64) constexpr std::int32_t BY_ROW[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
 
-// The mask of 64 columns in that order, for masks of the columns 0..15 and 16..31.
-FQVIT_INLINE std::uint64_t in_pairs(std::uint16_t low, std::uint16_t high) {
-    std::uint64_t mask = 0;
-    for (int group = 0; group < 4; ++group) {
-        const std::uint64_t four = (low >> 4 * group) & 15u, four_high = (high >> 4 * group) & 15u;
-        mask |= (four | four_high << 4) * 0x101 << 16 * group;
-    }
-    return mask;
-}
-
 // The lower 32 bytes to one row, the upper ones to the next if `both`.
 FQVIT_INLINE void store_rows(std::uint8_t* y, std::int64_t stride, std::uint32_t mask, bool both, Vector codes) {
     if (mask == first_32(COLUMNS)) {
@@ -103,57 +93,61 @@ struct Table {
     }
 };
 
-constexpr int PAIRS = 6;  // pairs of rows
+// The constants of a LOOKUP for up to 32 columns.
+struct LookupColumns {
+    Columns low, high;
+    Vector last;
+    std::uint16_t valid, valid_high;
 
-// The codes of 32 columns and 12 rows, and the entries of their tables. Within a pair, columns are in the order of
-// pack_i16_as_u8.
-struct LookupTile {
-    alignas(64) std::uint8_t low[PAIRS][64], high[PAIRS][64], found[PAIRS][64];
+    // The codes of two rows, their low bytes and their high bytes, in the order that BY_ROW describes.
+    struct Pair {
+        Vector low, high;
+    };
+    FQVIT_INLINE Pair operator()(const std::int32_t* acc, const std::int32_t* next) const {
+        const Vector first = row(acc), second = row(next), low_byte = set_i16(0xff);
+        return {pack_i16_as_u8(and_bits(first, low_byte), and_bits(second, low_byte)),
+                pack_i16_as_u8(shr_i16(first, 8), shr_i16(second, 8))};
+    }
+    FQVIT_INLINE Vector row(const std::int32_t* acc) const {
+        return min_u16(pack_i32_as_u16(low(load_i32(acc, valid)), high(load_i32(acc + LANES, valid_high))), last);
+    }
 };
 
-// Looks up columns of the mask.
+// Looks up the columns of the mask in one table, in all rows.
 template <int parts>
-FQVIT_AVX512 void look_up(const std::uint8_t* entries, std::int64_t length, std::uint64_t mask, LookupTile& codes) {
-    const Table<parts> table(entries, length);
-    for (int i = 0; i < PAIRS; ++i) store_i8(codes.found[i], mask, table(load(codes.low[i]), load(codes.high[i])));
+FQVIT_AVX512 void look_up(const Epilogue& e, const Tile& tile, std::int64_t c, std::int32_t start, std::uint32_t mask,
+                          std::uint8_t* y) {
+    const Requantization& q = e.requantization;
+    const std::int64_t channel = tile.channel + c, count = tile.valid_columns - c;
+    const std::uint32_t valid = first_32(count);
+    const LookupColumns columns = {load_columns(q, channel, count), load_columns(q, channel + LANES, count - LANES),
+                                   set_i16(q.last), static_cast<std::uint16_t>(valid),
+                                   static_cast<std::uint16_t>(valid >> LANES)};
+    const Table<parts> table(static_cast<const std::uint8_t*>(e.tables) + start, std::int64_t{q.last} + 1);
+    const Vector by_row = load(BY_ROW);
+    const std::int32_t* acc = tile.acc + c;
+    y += tile.row * tile.stride + channel;
+    for (int r = 0; r < tile.rows; r += 2, y += 2 * tile.stride, acc += 2 * tile.columns) {
+        const bool both = r + 1 < tile.rows;
+        const LookupColumns::Pair codes = columns(acc, both ? acc + tile.columns : acc);
+        store_rows(y, tile.stride, mask, both, permute_i32(by_row, table(codes.low, codes.high)));
+    }
 }
 
-// LOOKUP of up to 1024 u8 entries, on up to 32 columns of all rows: once per distinct table.
+// LOOKUP of up to 1024 u8 entries, on up to 32 columns of all rows: once per distinct table, which stays in registers.
+// Linear sorts channels by table, so that most tiles have only one (Kernels::groups_tables).
 FQVIT_AVX512 void store_looked_up(const Epilogue& e, const Tile& tile, std::int64_t c, std::uint8_t* y) {
-    const Requantization& q = e.requantization;
-    const std::int64_t channel = tile.channel + c, count = tile.valid_columns - c, length = std::int64_t{q.last} + 1;
-    const Columns low = load_columns(q, channel, count), high = load_columns(q, channel + LANES, count - LANES);
-    const std::uint32_t mask = first_32(count);
-    const auto valid = static_cast<std::uint16_t>(mask), valid_high = static_cast<std::uint16_t>(mask >> LANES);
-    const Vector last = set_i16(q.last), low_byte = set_i16(0xff), by_row = load(BY_ROW);
-    const std::int32_t* starts = e.starts + channel;
-    const Vector start_low = load_i32(starts, valid), start_high = load_i32(starts + LANES, valid_high);
-    y += tile.row * tile.stride + channel;
-    for (int r = 0; r < tile.rows; r += 2 * PAIRS) {
-        LookupTile codes;
-        for (int i = 0; i < PAIRS; ++i) {
-            Vector words[2];
-            for (int half = 0; half < 2; ++half) {
-                const int row = r + 2 * i + half;
-                const std::int32_t* acc = tile.acc + (row < tile.rows ? row : tile.rows - 1) * tile.columns + c;
-                words[half] =
-                    min_u16(pack_i32_as_u16(low(load_i32(acc, valid)), high(load_i32(acc + LANES, valid_high))), last);
-            }
-            store(codes.low[i], pack_i16_as_u8(and_bits(words[0], low_byte), and_bits(words[1], low_byte)));
-            store(codes.high[i], pack_i16_as_u8(shr_i16(words[0], 8), shr_i16(words[1], 8)));
-        }
-        for (std::uint32_t rest = mask; rest != 0;) {
-            const std::int32_t start = starts[__builtin_ctz(rest)];
-            const Vector wanted = set_i32(start);
-            const std::uint16_t same = equal_i32(start_low, wanted) & valid;
-            const std::uint16_t same_high = equal_i32(start_high, wanted) & valid_high;
-            const auto* entries = static_cast<const std::uint8_t*>(e.tables) + start;
-            (length <= 256 ? look_up<1> : look_up<4>)(entries, length, in_pairs(same, same_high), codes);
-            rest &= ~(same | static_cast<std::uint32_t>(same_high) << LANES);
-        }
-        for (int i = 0; i < PAIRS && r + 2 * i < tile.rows; ++i, y += 2 * tile.stride) {
-            store_rows(y, tile.stride, mask, r + 2 * i + 1 < tile.rows, permute_i32(by_row, load(codes.found[i])));
-        }
+    const std::uint32_t valid = first_32(tile.valid_columns - c);
+    const std::int32_t* starts = e.starts + tile.channel + c;
+    const Vector low = load_i32(starts, static_cast<std::uint16_t>(valid));
+    const Vector high = load_i32(starts + LANES, static_cast<std::uint16_t>(valid >> LANES));
+    for (std::uint32_t rest = valid; rest != 0;) {
+        const std::int32_t start = starts[__builtin_ctz(rest)];
+        const Vector wanted = set_i32(start);
+        const std::uint32_t mask =
+            rest & (equal_i32(low, wanted) | static_cast<std::uint32_t>(equal_i32(high, wanted)) << LANES);
+        (e.requantization.last < 256 ? look_up<1> : look_up<4>)(e, tile, c, start, mask, y);
+        rest &= ~mask;
     }
 }
 

@@ -11,6 +11,7 @@ const Kernels* FQVIT_AVX512_NAME(kernels_avx512)() {
         Kernels made = *FQVIT_AVX512_NAMESPACE::fallback();
         made.name = "avx512";
         made.epilogue = FQVIT_AVX512_NAMESPACE::epilogue;
+        made.groups_tables = true;
         return made;
     }();
     return &table;
