@@ -1,7 +1,8 @@
 # Targets for everybody:   demo, test, check, docs, clean
 # For developers:          lint, bench, detector, library, pythons, oldest
 # Robustness:              nightly = nightly-tests, sanitize, fuzz, fuzz-files, faults, soak, mutants, oldest
-# Each target creates .venv and installs what it needs, once.
+# Most targets create .venv and install what they need there, once. pythons and oldest have environments of their own in build/; library
+# needs CMake and a C++ compiler.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check

@@ -12,7 +12,7 @@ all models are. Names of timm that build the same module share one run: column `
 the same module if all their submodules have the same classes, attributes and tensor shapes.
 
 Models that the CSV already has at this stage are left out, so that an interrupted run resumes; --redo runs them again. Without
---shallow, models of up to 100 million parameters of which the CSV has two blocks are run again with all blocks.
+--shallow, models of up to 100 million parameters that the CSV records with two blocks are run again with all blocks.
 Every model runs in a process of its own. Needs timm or transformers.
 """
 

@@ -64,7 +64,7 @@ Codes = NDArray[np.uint8]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, required=True, help="a folder of photographs")
+    parser.add_argument("--images", type=Path, required=True, help="a folder of photographs, *.jpg")
     parser.add_argument("--recipe", default="fqvit")
     parser.add_argument("--calib", type=int, default=4, help="number of calibration images; the next image is measured")
     parser.add_argument("--rounds", type=int, default=5)

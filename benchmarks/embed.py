@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/embed.py FILE.fqvit --data DIR [--images 256] [--rounds 5] [--threads 2]
 
 DIR has JPEG files. Four tasks run in turn in every round: the engine on decoded images in memory, `embed` on the same decoded
-images, decoding alone, and `embed` on the files. Times are CPU times of the process, all threads together, as the median of the
-rounds; on a busy machine they vary less than wall time. docs/measurements/embed.md has the results.
+images, decoding alone, and `embed` on the files. Prints the CPU time of the process, all threads together, as the median of the
+rounds, which varies less than wall time on a busy machine, and the wall time of the fastest round. Then compares decoding in
+Pillow's draft mode with full decoding. docs/measurements/embed.md has the results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* Load and run a .fqvit file once; print the peak memory of the process in bytes, as JSON. Linux. See load.py. */
+/* Load and run a .fqvit file once; print the loading time and the memory of the process as JSON. Linux. See load.py. */
 #include <fqvit.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,11 @@ int main(int count, char** arguments) {
     fqvit_description about;
     fqvit_tensor in, out;
     const double start = cpu_ms();
-    if (count != 2 || fqvit_model_load(arguments[1], NULL, &model) != FQVIT_OK) {
+    if (count != 2) {
+        fprintf(stderr, "load: expected one argument, a .fqvit file.\n");
+        return 2;
+    }
+    if (fqvit_model_load(arguments[1], NULL, &model) != FQVIT_OK) {
         fprintf(stderr, "load: %s\n", fqvit_last_error());
         return 2;
     }

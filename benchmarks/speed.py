@@ -162,7 +162,12 @@ def main() -> None:
     parser.add_argument("--recipes", default=",".join(RECIPES), help="comma-separated; ratios are relative to the first")
     parser.add_argument("--against", default=",".join(LIBRARIES), help="comma-separated runtimes to compare with, or none")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--data-root", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument(
+        "--data-root",
+        type=Path,
+        default=ROOT.parent / "shared" / "data",
+        help="folder with weights/NAME.safetensors and imagenet/calib; default: %(default)s",
+    )
     parser.add_argument("--dry", action="store_true", help="print only, do not write the CSV file")
     parser.add_argument(
         "--quick", action="store_true", help="DeiT-Tiny, recipe fqvit, one thread, batch 1, five rounds; implies --dry"

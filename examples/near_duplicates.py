@@ -1,6 +1,7 @@
 """List pairs of near-duplicate images: python examples/near_duplicates.py FILE.fqvit FOLDER [LEAST_COSINE]
 
-FILE.fqvit outputs an embedding, for example after `fqvit quantize --output embedding`. The result is the same on every machine.
+FILE.fqvit outputs an embedding, for example after `fqvit quantize --output embedding`. Each image is compared with the ten
+that are nearest to it, itself included. The result is the same on every machine.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Needs timm; the package itself does not. Run it again after an update of timm:
 
     python scripts/timm_tables.py
 
-timm_models.csv has one row per name: the family, its config (fields that differ from the defaults), or why there is no plain
-module for it. timm_tags.csv has the preprocessing per name and tag; the first tag of a name is timm's default.
+timm_models.csv has one row per name: the family, its config (fields that differ from the defaults), or the feature that
+fqvit's own modules do not support. timm_tags.csv has the preprocessing per name and tag; the first tag of a name is timm's
+default.
 See also: src/fqvit/models/architectures.py (reads both), tests/models/test_architectures.py (compares them with timm).
 """
 
@@ -25,7 +26,7 @@ SIZES = ("image", "patch", "width", "depth", "depths", "heads", "hidden")
 
 
 class Unsupported(Exception):
-    """A feature without a plain module, in words that complete "the model has"."""
+    """A feature that fqvit's own modules do not support, worded to follow "the model has"."""
 
 
 def need(condition: bool, feature: str) -> None:
@@ -173,7 +174,10 @@ def swin(model: Any) -> SwinConfig:
     image = image_of(model)
     window = model.layers[0].blocks[0].window_size[0]
     sides = [min(window, *stage.blocks[0].input_resolution) for stage in model.layers]
-    need(all(stage.blocks[0].window_size[0] == side for stage, side in zip(model.layers, sides)), "another window per stage")
+    need(
+        all(stage.blocks[0].window_size[0] == side for stage, side in zip(model.layers, sides)),
+        "window sizes that differ between stages",
+    )
     return SwinConfig(image=image, classes=model.num_classes, window=window, **stages(model))
 
 

@@ -94,9 +94,18 @@ std::unique_ptr<FusedAttention> FusedAttention::make(const MatMul& scores, const
     }
     fused->macs_ = scores.macs() + times_v.macs();
     fused->kernels_ = &kernels;
-    if (kernels.attention_scratch(a) == 0) return nullptr;
+    fused->bytes_ = AttentionBytes(fused->head(), static_cast<std::int64_t>(fused->weight_.size()));
+    if (kernels.attention_scratch(fused->head()) == 0) return nullptr;
     fused->tag = "attention";
     return fused;
+}
+
+Attention FusedAttention::head() const {
+    Attention a = attention_;
+    a.table = table_.data(), a.weight = weight_.data();
+    a.code_by_distance = code_by_distance_, a.weight_low = weight_low_, a.weight_high = weight_high_;
+    a.bytes = &bytes_;
+    return a;
 }
 
 void FusedAttention::expand_bias(std::int64_t head, std::int64_t first, std::int64_t count,
@@ -110,25 +119,23 @@ void FusedAttention::expand_bias(std::int64_t head, std::int64_t first, std::int
 }
 
 void FusedAttention::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const {
-    Attention a = attention_;
-    a.table = table_.data(), a.weight = weight_.data();
-    a.code_by_distance = code_by_distance_, a.weight_low = weight_low_, a.weight_high = weight_high_;
+    Attention a = head();
     auto* expanded = reinterpret_cast<std::int32_t*>(scratch);
     std::int64_t expanded_block = -1;
     if (!bias_.empty()) std::memset(expanded, 0, bias_bytes());
     // Items are ordered by head, then by block of queries, then by window, so that each bias is expanded once.
     for (std::int64_t item = begin; item < end; ++item) {
         const std::int64_t block = item / windows_, window = item % windows_;
-        const std::int64_t head = block / blocks_, first = block % blocks_ * attention_.queries;
+        const std::int64_t h = block / blocks_, first = block % blocks_ * attention_.queries;
         a.queries = std::min(attention_.queries, queries_ - first);
-        if (!score_mults_.empty()) a.score_mult = score_mults_[static_cast<std::size_t>(head)];
-        if (!mults_.empty()) a.mult = mults_[static_cast<std::size_t>(head)];
+        if (!score_mults_.empty()) a.score_mult = score_mults_[static_cast<std::size_t>(h)];
+        if (!mults_.empty()) a.mult = mults_[static_cast<std::size_t>(h)];
         if (!bias_.empty() && block != expanded_block) {
-            expand_bias(head, first, a.queries, expanded);
+            expand_bias(h, first, a.queries, expanded);
             expanded_block = block;
         }
         const auto at = [&](const HeadLayout& layout, std::int64_t token) {
-            return layout.offset + window * layout.window + head * layout.head + token * layout.token;
+            return layout.offset + window * layout.window + h * layout.head + token * layout.token;
         };
         kernels_->attention(a, frame[inputs[0]] + at(layout_.q, first), frame[inputs[1]] + at(layout_.k, 0),
                             frame[inputs[2]] + at(layout_.v, 0), bias_.empty() ? nullptr : expanded,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/head_layout.h"
+#include "kernels/attention_bytes.h"
 #include "ops/ops.h"
 
 namespace fqvit {
@@ -31,10 +32,12 @@ public:
         return (table_.size() + bias_.size() + index_.size() + score_mults_.size() + mults_.size()) * 4 +
                region_.size();
     }
-    std::size_t scratch() const override { return kernels_->attention_scratch(attention_) + bias_bytes(); }
+    std::size_t scratch() const override { return kernels_->attention_scratch(head()) + bias_bytes(); }
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
 
 private:
+    // attention_ with its pointers.
+    Attention head() const;
     bool set_output(const Op& times_v, const Softmax& softmax);
     bool set_weights(const std::vector<std::int32_t>& weight);
     // expanded[m - first, t] = bias[head, index[m, t]] for `count` queries m from `first` on.
@@ -45,7 +48,7 @@ private:
         return bias_.empty() ? 0 : static_cast<std::size_t>(attention_.queries * bias_stride()) * 4;
     }
 
-    Attention attention_{};  // of one block of queries; pointers are filled in by run()
+    Attention attention_{};  // of one block of queries; pointers are filled in by head()
     AttentionLayout layout_{};
     std::int64_t windows_ = 1, heads_ = 1, macs_ = 0;
     std::int64_t queries_ = 1, blocks_ = 1;  // of each head and window
@@ -56,6 +59,7 @@ private:
     std::vector<std::int32_t> index_;                // [M, T]
     std::vector<std::uint8_t> region_;
     std::vector<std::int16_t> weight_;
+    AttentionBytes bytes_;
     std::uint8_t code_by_distance_[256] = {}, weight_low_[16] = {}, weight_high_[16] = {};
     const Kernels* kernels_ = nullptr;
 };

@@ -1,7 +1,8 @@
 // libFuzzer target: loads bytes as a .fqvit file, after making its fingerprint valid. A program that the loader accepts
 // must run, stay within the inferred ranges, and give the same bits on every instruction set, with and without fusion,
 // in new and in reused memory. Every instruction set must reject the same files, with the same message. A detector that
-// the loader accepts must run on a small image and give the same detections on every instruction set.
+// the loader accepts must run on a small image and give the same detections with the fastest instruction set as with
+// the scalar kernels.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,7 +1,7 @@
 """Write .fqvit files: small ones as seeds of the fuzzer, larger ones for the sanitizers.
 
-python native/fuzz/make_seeds.py native/fuzz/seeds            # one or two ops each; these are committed
-python native/fuzz/make_seeds.py --networks build/seeds       # also wide ops, whole networks and the golden files
+python native/fuzz/make_seeds.py native/fuzz/seeds            # at most twelve ops each; these are committed
+python native/fuzz/make_seeds.py --networks build/seeds       # also larger ops, the golden files and networks of detectors
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ void read_metadata(Json json, std::map<std::string, std::string, std::less<>>& o
 }
 
 // Checks that the tensors cover `size` bytes without gaps and overlaps, each with the bytes that its shape needs. The
-// sizes of tensors that are not integers are unknown.
+// sizes of tensors of other dtypes than integers are not checked.
 void check_layout(std::vector<Tensor>& tensors, std::uint64_t size) {
     std::sort(tensors.begin(), tensors.end(), [](const Tensor& a, const Tensor& b) { return a.offsets < b.offsets; });
     std::int64_t end = 0;
@@ -158,7 +158,7 @@ std::string fingerprint_of(const Container& container, const std::string& json) 
 const std::string& checked_json(const Container& container, const char* key) {
     const auto found = container.metadata.find(key);
     const auto fingerprint = container.metadata.find("fingerprint");
-    require(found != container.metadata.end(), "no metadata of the key ", key);
+    require(found != container.metadata.end(), "no metadata with the key ", key);
     if (fingerprint == container.metadata.end() || fingerprint_of(container, found->second) != fingerprint->second) {
         throw BadProgramWithRemedy("the fingerprint does not match the contents. The file is damaged. Quantize again");
     }

@@ -80,7 +80,8 @@ constexpr Field<Member> optional(const char* name, Bounds bounds = {}) {
 }
 
 // Specialized for each struct: fields(), and optionally `IS_ARRAY = true` for structs that are stored as an array of
-// their fields, whose optional fields at the end may be missing.
+// their fields, whose optional fields at the end may be missing, and check(value, where), which is called after all
+// fields have been read.
 template <class T>
 struct Description;
 

@@ -1,8 +1,8 @@
 // Where the bytes of a .fqvit file come from: a file, read piece by piece, or memory.
 //
 // Files are read, not mapped: a mapped file that shrinks would end the process with SIGBUS, its pages would count as
-// memory of the process, and its bytes could change between a check and their use. Each read copies, so checks see the
-// bytes that are used.
+// memory of the process, and its bytes could change between a check and their use. Each read copies, so the checks of
+// an op see the bytes that the op uses.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
-// Kernels other than GEMM: the epilogue of a product, LayerNorm, and fused attention. Functions on plain pointers, in
-// one table per instruction set. kernels_scalar.cpp is the readable version; other tables fall back to it for
-// parameters that they do not cover. No allocation, no exceptions, no floats.
+// Kernels other than GEMM: the epilogue of a product, LayerNorm, attention, and elementwise ops. Functions on plain
+// pointers, in one table per instruction set. kernels_scalar.cpp is the readable version; other tables fall back to it
+// for parameters that they do not cover. No allocation, no exceptions, no floats.
 //
 // Per-channel parameters are always arrays of C entries, even if the program has one value for the whole tensor.
 #pragma once
@@ -91,6 +91,8 @@ struct RowProduct {
     std::int32_t zero;
 };
 
+struct AttentionBytes;  // kernels/attention_bytes.h
+
 // One head of attention, all codes u8: scores = requantize(Q K^T + bias), softmax codes, y = requantize(weights V).
 struct Attention {
     std::int64_t queries, tokens, width, value_width;     // M, T, D of Q and K, D of V
@@ -116,6 +118,7 @@ struct Attention {
     const std::uint8_t* code_by_distance;
     const std::uint8_t* weight_low;
     const std::uint8_t* weight_high;
+    const AttentionBytes* bytes;  // the tables above by byte
     bool sixteen_codes;           // RELATIVE: all codes are below 16
     std::int64_t largest_weight;  // of all codes; > 0: each row is divided by the sum of its weights
     std::int32_t v_zero, y_zero, y_last;

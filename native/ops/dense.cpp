@@ -138,7 +138,8 @@ public:
         norm_.center = fields.center, norm_.wide_in = x.is_wide(), norm_.wide_out = value.is_wide();
         norm_.zero = zero_.data(), norm_.alpha = alpha_.data(), norm_.g = g_.data(), norm_.b = b_.data();
         norm_.fits_i32 = spread < std::int64_t{1} << 31 && shift >= 32 && root <= 64 && fraction == 24;
-        // A zero point of all channels cancels if the mean is subtracted; any other must leave u8 codes within i16.
+        // A zero point shared by all channels cancels if the mean is subtracted. Without centering, x - zero fits in
+        // i16 for u8 codes and a zero point of at most 255.
         const bool i16 = fields.center || (!norm_.wide_in && zero_.front() <= 255);
         norm_.per_tensor = norm_.fits_i32 && channels % 16 == 0 && no_alpha && one_zero && i16;
         norm_.offset = static_cast<std::int16_t>(!fields.center ? zero_.front() : norm_.wide_in ? -32768 : 0);

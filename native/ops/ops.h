@@ -1,4 +1,5 @@
-// The ops that fusion (core/fuse.cpp) inspects. LayerNorm, Mean and Concat are accessible only through make functions.
+// The ops that fusion (core/fuse.cpp) inspects, except Depthwise (elementwise.h). LayerNorm, Mean and Concat are
+// accessible only through make functions.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +59,7 @@ public:
     // Fills in the pointers of an epilogue. x: the other term.
     void view(Epilogue& e, const void* x) const;
 
-    Epilogue epilogue{};  // only if acc_term() >= 0
+    Epilogue epilogue{};  // only if acc_term() >= 0 or a term of codes is staged
 
 private:
     struct Term {

@@ -218,7 +218,7 @@ int main(int argc, char** argv) {
             const Result plain = run(program, set, threads, true);
             expect(plain.buffers.size() == wanted.buffers.size(), where + ": different number of buffers");
             for (std::size_t i = 0; i < std::min(plain.buffers.size(), wanted.buffers.size()); ++i) {
-                expect(plain.buffers[i] == wanted.buffers[i], where + ": buffer " + std::to_string(i + 1) + " differs");
+                expect(plain.buffers[i] == wanted.buffers[i], where + ": " + output_of(program.ops[i]) + " differs");
             }
             expect(plain.y == wanted.y, where + ": results differ");
             expect(run(program, set, threads, false).y == wanted.y, where + ": fused results differ");

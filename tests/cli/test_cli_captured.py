@@ -64,7 +64,7 @@ def test_check_accepts_an_embedded_name_and_rejects_an_empty_folder(weights: Pat
 
 
 def test_check_rejects_unsupported_models_in_one_line(weights: Path) -> None:
-    assert_rejected(fqvit("check", weights), "do not show heads, pool and activation", "as options")
+    assert_rejected(fqvit("check", weights), "do not show heads, pool and activation", "--heads, --pool and --activation")
     assert_rejected(fqvit("check", "./nowhere.pth"), "no such file or folder", "hf:ORG/NAME")
     assert_rejected(fqvit("check", "some/model"), "no such file or folder", "hf:ORG/NAME")
     assert_rejected(fqvit("check", "no_such_model"), "not a name that fqvit knows")

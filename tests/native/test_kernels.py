@@ -6,14 +6,12 @@ import platform
 import re
 
 from fqvit import _native
-from tests.native.compilers import Compiler, core, run
-
-AVX512 = [source for source in core() if "/avx512/" in source]
+from tests.native.compilers import Compiler, run
 
 
 def test_every_kernel_equals_the_scalar_one(compiler: Compiler) -> None:
     x86 = platform.machine() in ("x86_64", "AMD64")
-    shims = [compiler.object(source, "-O1", "-DFQVIT_AVX512_SHIM") for source in AVX512] if x86 else []
+    shims = compiler.avx512_shim() if x86 else []
     output = run(compiler.program(compiler.object("test/kernels_test.cpp", "-O1"), *shims, *compiler.engine()))
     assert re.search(r"^[1-9]\d* passed, 0 failed$", output, re.MULTILINE), output
     counts = {name: int(count) for name, count in re.findall(r"^(\w+): (\d+) passed, 0 failed$", output, re.MULTILINE)}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fqvit.frontend.load import load_model
 from fqvit.models import layers, maps
 from fqvit.models.graph import run_float, trace
 from fqvit.models.load import FloatModel
@@ -32,6 +33,26 @@ def test_simulation_at_8_bits_correlates_with_the_float_model(kind: str) -> None
     simulated = Simulation(model, calibration_of(model, "fq-vit-8")).run(images).numpy()
     exact = run_float(trace(model.module), normalise(images, model.preprocess)).numpy()
     assert simulated.shape == exact.shape and np.corrcoef(simulated.ravel(), exact.ravel())[0, 1] > 0.98
+
+
+class TwoOutputs(nn.Module):
+    """A classifier that returns its logits first, then its features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patch, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = F.gelu(self.patch(x).flatten(2).transpose(1, 2)).mean(1)
+        return self.head(features), features
+
+
+def test_run_returns_the_main_output_of_a_captured_module_with_several_outputs() -> None:
+    model = load_model(TwoOutputs().eval(), size=8)
+    simulation = Simulation(model, calibration_of(model))
+    images = images_for(model.preprocess, 4)
+    assert simulation.run(images).shape == run_float(trace(model.module), normalise(images, model.preprocess)).shape == (4, 5)
 
 
 def test_simulated_sites_hold_only_values_of_their_codes() -> None:

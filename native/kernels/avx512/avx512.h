@@ -44,6 +44,14 @@ FQVIT_INLINE void store_i16(void* p, std::uint32_t mask, Vector v) { _mm512_mask
 FQVIT_INLINE Vector load_i32(const void* p, std::uint16_t mask) { return _mm512_maskz_loadu_epi32(mask, p); }
 FQVIT_INLINE void store_i32(void* p, std::uint16_t mask, Vector v) { _mm512_mask_storeu_epi32(p, mask, v); }
 FQVIT_INLINE Vector load_i64(const void* p, std::uint8_t mask) { return _mm512_maskz_loadu_epi64(mask, p); }
+// 16 bytes of the mask from each of four addresses, one per lane.
+FQVIT_INLINE Vector load_lanes(const void* a, const void* b, const void* c, const void* d, std::uint16_t mask) {
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_maskz_loadu_epi8(mask, a)),
+                                                _mm_maskz_loadu_epi8(mask, b), 1);
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_maskz_loadu_epi8(mask, c)),
+                                                 _mm_maskz_loadu_epi8(mask, d), 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
 
 // 16 elements -> 16 x i32
 FQVIT_INLINE Vector load_u8_as_i32(const void* p, std::uint16_t mask) {
@@ -112,6 +120,10 @@ FQVIT_INLINE Vector mul_even(Vector a, Vector b) { return _mm512_mul_epi32(a, b)
 FQVIT_INLINE Vector madd_i16(Vector a, Vector b) { return _mm512_madd_epi16(a, b); }
 // acc + sum of four products u8 x i8, or of two products i16 x i16; wraps around.
 FQVIT_INLINE Vector dpbusd(Vector acc, Vector u8, Vector i8) { return _mm512_dpbusd_epi32(acc, u8, i8); }
+// The same in assembly, for micro-kernels: GCC 12 copies and spills the accumulators of the intrinsic in loops.
+FQVIT_INLINE void add_dpbusd(Vector& acc, Vector u8, Vector i8) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(i8));
+}
 FQVIT_INLINE Vector dpwssd(Vector acc, Vector a, Vector b) { return _mm512_dpwssd_epi32(acc, a, b); }
 
 // acc + the low 52 bits of the product of the low 52 bits of a and b, as 8 x u64; wraps around.
@@ -149,6 +161,7 @@ FQVIT_INLINE Vector max_u16(Vector a, Vector b) { return _mm512_max_epu16(a, b);
 FQVIT_INLINE std::uint64_t equal_i8(Vector a, Vector b) { return _mm512_cmpeq_epi8_mask(a, b); }
 FQVIT_INLINE std::uint16_t equal_i32(Vector a, Vector b) { return _mm512_cmpeq_epi32_mask(a, b); }
 FQVIT_INLINE std::uint16_t greater_i32(Vector a, Vector b) { return _mm512_cmpgt_epi32_mask(a, b); }
+FQVIT_INLINE std::uint16_t greater_u32(Vector a, Vector b) { return _mm512_cmpgt_epu32_mask(a, b); }
 FQVIT_INLINE std::uint8_t greater_i64(Vector a, Vector b) { return _mm512_cmpgt_epi64_mask(a, b); }
 FQVIT_INLINE std::uint64_t top_bits_i8(Vector a) { return _mm512_movepi8_mask(a); }
 // Whether a and b have a common bit.
@@ -193,6 +206,10 @@ FQVIT_INLINE Vector interleave_low_i8(Vector a, Vector b) { return _mm512_unpack
 FQVIT_INLINE Vector interleave_high_i8(Vector a, Vector b) { return _mm512_unpackhi_epi8(a, b); }
 FQVIT_INLINE Vector interleave_low_i16(Vector a, Vector b) { return _mm512_unpacklo_epi16(a, b); }
 FQVIT_INLINE Vector interleave_high_i16(Vector a, Vector b) { return _mm512_unpackhi_epi16(a, b); }
+FQVIT_INLINE Vector interleave_low_i32(Vector a, Vector b) { return _mm512_unpacklo_epi32(a, b); }
+FQVIT_INLINE Vector interleave_high_i32(Vector a, Vector b) { return _mm512_unpackhi_epi32(a, b); }
+FQVIT_INLINE Vector interleave_low_i64(Vector a, Vector b) { return _mm512_unpacklo_epi64(a, b); }
+FQVIT_INLINE Vector interleave_high_i64(Vector a, Vector b) { return _mm512_unpackhi_epi64(a, b); }
 
 // Four lanes of 128 bits of a and b: two of a, then two of b, chosen by `lanes` (two bits each). Constant only.
 #define FQVIT_SHUFFLE_LANES(a, b, lanes) _mm512_shuffle_i64x2(a, b, lanes)

@@ -90,6 +90,12 @@ inline void store_i16(void* p, std::uint32_t mask, Vector v) { store_as<std::int
 inline Vector load_i32(const void* p, std::uint16_t mask) { return load_as<std::int32_t, std::int32_t>(p, mask); }
 inline void store_i32(void* p, std::uint16_t mask, Vector v) { store_as<std::int32_t, std::int32_t>(p, mask, v); }
 inline Vector load_i64(const void* p, std::uint8_t mask) { return load_as<std::int64_t, std::int64_t>(p, mask); }
+inline Vector load_lanes(const void* a, const void* b, const void* c, const void* d, std::uint16_t mask) {
+    const void* lanes[] = {a, b, c, d};
+    return make<std::uint8_t>([&](int i) {
+        return bit(mask, i % 16) ? static_cast<const std::uint8_t*>(lanes[i / 16])[i % 16] : std::uint8_t{0};
+    });
+}
 inline Vector load_u8_as_i32(const void* p, std::uint16_t mask) { return load_as<std::uint8_t, std::int32_t>(p, mask); }
 inline Vector load_u16_as_i32(const void* p, std::uint16_t mask) {
     return load_as<std::uint16_t, std::int32_t>(p, mask);
@@ -172,6 +178,7 @@ Vector dot(const Vector& acc, const Vector& a, const Vector& b) {
 }
 inline Vector madd_i16(Vector a, Vector b) { return dot<std::int16_t, std::int16_t>(zero(), a, b); }
 inline Vector dpbusd(Vector acc, Vector u8, Vector i8) { return dot<std::uint8_t, std::int8_t>(acc, u8, i8); }
+inline void add_dpbusd(Vector& acc, Vector u8, Vector i8) { acc = dpbusd(acc, u8, i8); }
 inline Vector dpwssd(Vector acc, Vector a, Vector b) { return dot<std::int16_t, std::int16_t>(acc, a, b); }
 
 inline Vector madd52(Vector acc, Vector a, Vector b) {
@@ -239,6 +246,10 @@ inline std::uint16_t greater_i32(Vector a, Vector b) {
     return static_cast<std::uint16_t>(
         make_mask<std::int32_t>([&](int i) { return get<std::int32_t>(a, i) > get<std::int32_t>(b, i); }));
 }
+inline std::uint16_t greater_u32(Vector a, Vector b) {
+    return static_cast<std::uint16_t>(
+        make_mask<std::uint32_t>([&](int i) { return get<std::uint32_t>(a, i) > get<std::uint32_t>(b, i); }));
+}
 inline std::uint8_t greater_i64(Vector a, Vector b) {
     return static_cast<std::uint8_t>(
         make_mask<std::int64_t>([&](int i) { return get<std::int64_t>(a, i) > get<std::int64_t>(b, i); }));
@@ -305,6 +316,10 @@ inline Vector interleave_low_i8(Vector a, Vector b) { return interleave<std::uin
 inline Vector interleave_high_i8(Vector a, Vector b) { return interleave<std::uint8_t>(a, b, true); }
 inline Vector interleave_low_i16(Vector a, Vector b) { return interleave<std::uint16_t>(a, b, false); }
 inline Vector interleave_high_i16(Vector a, Vector b) { return interleave<std::uint16_t>(a, b, true); }
+inline Vector interleave_low_i32(Vector a, Vector b) { return interleave<std::uint32_t>(a, b, false); }
+inline Vector interleave_high_i32(Vector a, Vector b) { return interleave<std::uint32_t>(a, b, true); }
+inline Vector interleave_low_i64(Vector a, Vector b) { return interleave<std::uint64_t>(a, b, false); }
+inline Vector interleave_high_i64(Vector a, Vector b) { return interleave<std::uint64_t>(a, b, true); }
 
 inline Vector shuffle_lanes(Vector a, Vector b, int lanes) {
     return make<std::uint64_t>(

@@ -12,6 +12,8 @@ const Kernels* FQVIT_AVX512_NAME(kernels_avx512)() {
         made.name = "avx512";
         made.epilogue = FQVIT_AVX512_NAMESPACE::epilogue;
         made.groups_tables = true;
+        made.attention = FQVIT_AVX512_NAMESPACE::attention;
+        made.attention_scratch = FQVIT_AVX512_NAMESPACE::attention_scratch;
         return made;
     }();
     return &table;

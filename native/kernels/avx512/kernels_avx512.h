@@ -11,6 +11,9 @@ namespace fqvit {
 namespace FQVIT_AVX512_NAMESPACE {
 
 void epilogue(const Epilogue& e, const Tile& tile, void* y);
+void attention(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
+               const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
+std::size_t attention_scratch(const Attention& head);
 
 // Kernels for parameters that this folder does not support.
 inline const Kernels* fallback() {

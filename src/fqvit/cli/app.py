@@ -302,7 +302,7 @@ def bench(
     weights: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE|hf:ORG/NAME",
+            metavar="FILE|DIR|hf:ORG/NAME",
             help="Checkpoint for the other runtimes. Default: the embedded weights if the model has any, else random ones.",
         ),
     ] = None,

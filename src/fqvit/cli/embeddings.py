@@ -49,7 +49,7 @@ def search(
         typer.Argument(metavar="EMBEDDINGS", help="Embedding file to search in, as `embed` writes it.", show_default=False),
     ],
     images: Annotated[
-        list[Path] | None, typer.Argument(metavar="[IMAGE...]", help="Images to search for.", show_default=False)
+        list[Path] | None, typer.Argument(metavar="IMAGE...", help="Images to search for.", show_default=False)
     ] = None,
     model: Annotated[
         Path | None, typer.Option(metavar="FILE.fqvit", help="The program that made the embeddings; it embeds the images.")

@@ -45,7 +45,7 @@ Kind = Literal[
 class Step:
     """One computation. `path` is the module it belongs to, `shape` the layout of its output for one image.
 
-    data: parameters of the kind, such as weight and bias, as float64 tensors
+    data: parameters of the kind, such as weight and bias (float64 tensors), or the name and function of an activation
     """
 
     kind: Kind

@@ -1,7 +1,8 @@
 """Handlers of elementwise ATen ops and linear layers: each returns a view of a new step, or a new view of an existing step.
 
 A handler raises NotImplementedError with the reason if it does not support its arguments; read.py adds module and op.
-See also: norms.py, attention.py (matrix products, softmax), spatial.py (convolutions, means), resample.py (pooling).
+See also: norms.py, attention.py (matrix products, softmax), spatial.py (convolutions, reductions, max pooling), resample.py
+(average pooling, interpolation).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from fqvit.models import general, layers, maps
 from fqvit.models.graph import IMAGES, Graph, Node
 from fqvit.models.layers import Leaf, Role
 
-LONG_ROW = 2**15  # a norm reads rows of this length as 8-bit codes: its sum of squares of 16-bit codes would overflow
+LONG_ROW = 2**15  # a norm reads rows of at least this length as 8-bit codes: the sum of squares of 16-bit codes would overflow
 
 
 class Emitter:
@@ -45,7 +45,9 @@ class Emitter:
             try:
                 getattr(self, f"_{step.kind}")(step)
             except (AssertionError, RuntimeError, IndexError) as error:
-                raise FqvitError(f"{step.path or 'model'}: this form of {step.kind} is not supported ({error}).") from error
+                first, *_ = str(error).strip().splitlines() or [""]  # the text of an assertion is empty
+                reason = f" ({first.rstrip('.')})" if first else ""
+                raise FqvitError(f"{step.path or 'model'}: this form of {step.kind} is not supported{reason}.") from error
         outputs = [self.value(view, "output") for view in self.draft.outputs]
         return Graph(tuple(self.nodes), outputs[0], tuple(outputs[1:]))
 
@@ -128,7 +130,7 @@ class Emitter:
         height, width, channels = view.step.shape
         terms = torch.zeros(outputs) if bias is None else bias.float()
         if runs(view) % channels:
-            raise FqvitError(f"{step.path}: reads single colour channels of the images, which is not supported.")
+            raise FqvitError(f"{step.path or 'model'}: reads single colour channels of the images, which is not supported.")
         positions = view.index.reshape(-1, view.shape[-1] // channels, channels)[..., 0]
         index = torch.where(positions >= 0, positions // channels, -1)
         window, stride = step.data.get("window"), step.data.get("stride")
@@ -223,14 +225,14 @@ class Emitter:
             own = (partners - rows)[:, c][used[:, c]]
             if len(own) and not (bool((own == own[0]).all()) and 0 <= int(own[0]) < width):
                 raise FqvitError(
-                    f"{step.path}: adds a rearranged copy of a value in an unknown pattern, which is not supported."
+                    f"{step.path or 'model'}: adds a rearranged copy of a value in an unknown pattern, which is not supported."
                 )
             partner[c] = own[0] if len(own) else c
         tables = []
         for table in (cos, sin):
             rows_of = table.reshape(-1, tokens, width)
             if not bool((rows_of == rows_of[:1]).all()):
-                raise FqvitError(f"{step.path}: rotary positions that differ between heads are not supported.")
+                raise FqvitError(f"{step.path or 'model'}: rotary positions that differ between heads are not supported.")
             tables.append(rows_of[0].float())
         leaf = general.Rotary(tables[0], tables[1], partner, self.roles[step])
         self.step(step, leaf, (self.value(x, self._name(step), narrow=True),))

@@ -1,6 +1,6 @@
 """Rewrites that fold constant factors and terms into the steps before or after them, or turn them into separate steps.
 
-Each rewrite changes steps and views in place and keeps the values of all outputs. See also: rewrite.py (their order).
+Each rewrite changes the draft in place and keeps the values of all outputs. See also: rewrite.py (their order).
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def load_model(
     weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. For a live module: the image size, or an example
     of its input; by default the module's own size.
     classes: class names, one per logit   size: height and width of the images, if not those of the checkpoint or module
-    settings: heads, pool, activation, qkv_bias, features, for checkpoints that leave them undecided; see models/load.py
+    settings: for checkpoints, if neither their name nor their config has them: heads (a number), pool ("token", "avg", ...),
+    activation ("gelu", "gelu_tanh", "quick_gelu"), qkv_bias (True or False); features=True leaves out the classifier
     """
     if isinstance(name, nn.Module):
         if settings:

@@ -1,6 +1,6 @@
 """Rewrites of the draft: each turns one pattern into a form that leaf modules express, or that runs faster.
 
-The order of REWRITES matters. Each rewrite changes steps and views in place and keeps the values of all outputs.
+The order of REWRITES matters. Each rewrite changes the draft in place and keeps the values of all outputs.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def rotate_before_heads(draft: Draft) -> None:
         for reader, i in readers:
             view = draft.get(reader, i)
             if view.steps != (step,):
-                raise FqvitError(f"{step.path}: rotary positions that differ between heads are not supported here.")
+                raise FqvitError(f"{step.path or 'model'}: rotary positions that differ between heads are not supported here.")
             draft.set(reader, i, replace(view, index=torch.where(view.index >= 0, new[view.index], -1)))
 
 

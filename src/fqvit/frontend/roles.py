@@ -40,7 +40,7 @@ def role_of(step: Step, readers: Readers) -> Role:
         return "residual" if kinds & {*SUMS, "norm"} else "norm"
     if step.kind in SUMS:
         return "residual" if kinds & {*SUMS, "norm", "mean"} or not kinds else "inner"
-    # depthwise, affine
+    # depthwise, affine, max
     if kinds == {"activation"}:
         return "hidden"
     if not kinds:

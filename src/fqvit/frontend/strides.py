@@ -12,7 +12,7 @@ MAX_AXES = 8  # of the op Permute
 
 @dataclass(frozen=True)
 class Strided:
-    """index = arange(size).reshape(view)[select].permute(perm), flattened"""
+    """index = arange(size).reshape(view).select(*select).permute(perm), flattened. select: (axis, index) or None"""
 
     view: tuple[int, ...]
     perm: tuple[int, ...]

@@ -203,7 +203,7 @@ class PartsFolder(Sequence[Embeddings]):
             raise IndexError(number)
         found = embeddings.read(self.path(number))
         if found.source != self.digest:
-            raise FqvitError(f"{self.out}: another run with other images writes to it at the same time. Choose another output.")
+            raise FqvitError(f"{self.out}: another run, with other inputs, writes to it at the same time. Choose another file.")
         return found
 
 

@@ -48,7 +48,8 @@ class Embeddings:
     """The outputs of a program for several images.
 
     names: one per image, in input order, such as relative paths. vectors: [N, *shape] by output, the program's integers.
-    model: the name of the model. fingerprint: of the program. source: digest of the images and the program; "" if unknown
+    model: the name of the model. fingerprint: of the program.
+    source: digest of the images, the program and the outputs; "" if unknown
     """
 
     names: Sequence[str]
@@ -198,7 +199,7 @@ def read(path: str | Path) -> Embeddings:
 
 
 def source_of(path: Path) -> str | None:
-    """Return the digest of the images and the program of a .safetensors or .parquet file; None if there is no such file."""
+    """Return the digest (Embeddings.source) of a .safetensors or .parquet file; None if there is no such file or digest."""
     try:
         text = formats.text_of(path) if path.is_file() else None
         return None if text is None else _about(path, text).source or None

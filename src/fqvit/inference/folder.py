@@ -30,7 +30,10 @@ TOLERATED = 10  # unreadable images of one file; over all files at most 1 %, as 
 
 @dataclass(frozen=True)
 class Piece:
-    """The input of one output file: a tar or Parquet file, or images number first.. of a folder."""
+    """The input of one output file: a tar or Parquet file, or PIECE images of a folder, starting with image number `first`.
+
+    name: of the output file, without suffix
+    """
 
     places: tuple[Path, ...]
     name: str
@@ -39,7 +42,7 @@ class Piece:
 
 @dataclass
 class FolderDone(Done):
-    """The sum over all files. kept: number of files that were complete before. files: number of all files."""
+    """The sum over all files. files: number of all files. kept: those that were complete before. names: of the files."""
 
     files: int = 0
     kept: int = 0
@@ -49,7 +52,7 @@ class FolderDone(Done):
 def pieces(places: Sequence[Path], preprocess: Preprocess, out: Path) -> tuple[list[Piece], Source | None]:
     """Return one piece per output file, in order, and the images if the pieces are parts of them.
 
-    Raises FqvitError if the folder `out` has the inputs, which could be overwritten.
+    Raises FqvitError if an input file is in the folder `out`, where it could be overwritten.
     """
     found = archives(places)
     inside = next((path for path in found if path.parent.resolve() == out.resolve()), None)

@@ -82,7 +82,7 @@ def groups(queries: Ints, row_dtype: np.dtype[Any]) -> Iterator[slice]:
 
 
 class Norms(NamedTuple):
-    """Lengths of vectors, i64 [N]: |v| = norm / 2^(8 + exponent), rounded down; norm has 30 or 31 bits, or is 0."""
+    """Lengths of vectors, i64 [N]: |v| = norm / 2^(8 + exponent), rounded down; norm has 31 bits, or is 0."""
 
     norm: Ints
     exponent: Ints
@@ -129,7 +129,7 @@ def _check_length(length: int) -> None:
 
 
 def _digits(values: Ints) -> list[NDArray[np.int8]]:
-    """Split integers into digits -64..63 of base 128, lowest first. Values that fit i8 are one digit."""
+    """Split integers into digits of base 128, lowest first: each -64..63, the last any i8. Values that fit i8 are one digit."""
     found = []
     while values.size and (values.min() < -128 or values.max() > 127):
         low = ((values + 64) & 127) - 64

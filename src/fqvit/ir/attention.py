@@ -1,6 +1,7 @@
 """Define the integer ops of attention: scores, three softmaxes and attention times V.
 
-The notation is that of ops.py. Arrays are [..., H, T, T] or [..., H, T, D]; in Swin the first axis is W windows.
+The notation is that of ops.py. Arrays are [..., H, M, T] or [..., H, T, D]; in Swin the first axis is W windows. M is the
+number of queries: T in self-attention, fewer in attention pooling.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _check_sum(scope: Scope, op: Op, x: Value, table_name: str) -> list[Proof]:
 
 
 def _check_product(scope: Scope, a: Value, v: Value) -> None:
-    """Check the shapes of attention [..., T, T] and V [..., T, D]."""
+    """Check the shapes of attention [..., M, T] and V [..., T, D]."""
     scope.check(
         a.shape[:-2] == v.shape[:-2] and a.shape[-1] == v.shape[-2], f"shapes {list(a.shape)} and {list(v.shape)} do not match"
     )
@@ -123,9 +124,9 @@ class LogSoftmax(Op, frozen=True, tag="log_softmax"):
 
     e = table[max(x) - x],   S = sum e,   y = clamp(ilog2_round(round(S / e)), 0, 2^bits - 1);   e = 0 gives the last code
 
-    x: u8 or u16 [..., H, T, T]   table: i32 [n], proportional to exp(-s_x d) for the distance d; d >= n reads the last entry
-    y: u8 [..., H, T, T], bits in 2..4
-    region: u8 [W, T], optional. A token attends only to tokens of its own region; all other pairs get e = 0.
+    x: u8 or u16 [..., H, M, T]   table: i32 [n], proportional to exp(-s_x d) for the distance d; d >= n reads the last entry
+    y: u8 [..., H, M, T], bits in 2..4
+    region: u8 [W, T], optional, if M = T. A token attends only to tokens of its own region; all other pairs get e = 0.
     """
 
     x: str
@@ -157,7 +158,7 @@ class Softmax(Op, frozen=True, tag="softmax"):
     e = table[max(x) - x],   r = round(mult / sum e), one division per row
     y = clamp((e r + 2^(shift - 1)) >> shift, 0, 2^bits - 1)
 
-    mult = 2^shift / s_y. x, table and region as in LogSoftmax; y: u8 or u16 [..., H, T, T].
+    mult = 2^shift / s_y. x, table and region as in LogSoftmax; y: u8 or u16 [..., H, M, T].
     """
 
     x: str
@@ -189,7 +190,7 @@ class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
     y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
 
     Attention times V for log2 codes: shifts instead of multiplications.
-    a: u8 [..., H, T, T], codes of LogSoftmax   v: u8 or u16 [..., H, T, D]   y: u8 or u16 [..., H, T, D]
+    a: u8 [..., H, M, T], codes of LogSoftmax   v: u8 or u16 [..., H, T, D]   y: u8 or u16 [..., H, M, D]
     zero_code: the last code means 0 instead of 2^-last. Required if `a` was computed with regions.
     """
 
@@ -234,7 +235,7 @@ class RowCodes(Op, frozen=True, tag="row_codes"):
     """y = table[max(x) - x] over the last axis: the code of each attention weight relative to the largest of its row.
 
     Needs neither a sum nor a division: Attend, which reads the codes, normalizes the rows.
-    x: u8 or u16 [..., H, T, T]   table: u8 [n]; a distance of n or more reads the last entry   y: u8 [..., H, T, T]
+    x: u8 or u16 [..., H, M, T]   table: u8 [n]; a distance of n or more reads the last entry   y: u8 [..., H, M, T]
     region: u8 [W, T], optional, as in LogSoftmax; pairs of tokens in different regions get the last entry.
     """
 
@@ -260,7 +261,7 @@ class Attend(Op, frozen=True, tag="attend"):
     M[..., m] = round(mult L / S), L = max(levels): one division per row
     y = clamp(((acc M + 2^(shift - 1)) >> shift) + y_zero, 0, 2^bits - 1)
 
-    a: u8 [..., H, T, T], codes of RowCodes   v: u8 [..., H, T, D]   y: u8 or u16 [..., H, T, D]
+    a: u8 [..., H, M, T], codes of RowCodes   v: u8 [..., H, T, D]   y: u8 or u16 [..., H, M, D]
     levels: one weight per code, in 0..2^15, so that its negative fits int16. Empty: the code itself is the weight, L = 255.
     RowCodes puts the largest weight into every row, so S >= L and M <= mult < 2^29.
     """

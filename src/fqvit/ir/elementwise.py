@@ -57,7 +57,8 @@ class Rotary(Op, frozen=True, tag="rotary"):
 
     p = c mod P   y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
 
-    x: u8 or u16 [..., T, C]   table: i16 [2, T, P], P divides C   partner: i32 or u16 [P], each below P   y: u8 or u16, like x
+    x: u8 or u16 [..., T, C]   table: i16 [2, T, P], P divides C   partner: i32 or u16 [P], each below P
+    y: u8 or u16, the shape of x
     Rotary position embedding: the table holds cosines, and sines with their signs, in Q14 (fewer fraction bits if an entry
     exceeds 1). mult / 2^shift includes this scale, 2^-14.
     |acc| < 2^31 is proved from the actual table.

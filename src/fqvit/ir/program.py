@@ -153,7 +153,7 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return self.name or self.kind
 
     def features(self) -> Literal["logits", "tokens", "pooled"]:
-        """Return the kind of output. Raises FqvitError for other kinds, which feature maps and parts of detectors have."""
+        """Return the kind of the output: logits, tokens or pooled. Raises FqvitError for every other kind."""
         if self.kind == "logits" or self.kind == "tokens" or self.kind == "pooled":
             return self.kind
         raise FqvitError(f"{self.buffer}: output of kind {self.kind}, expected logits, tokens or pooled.")
@@ -214,7 +214,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: str
     images: Int  # number of calibration images
     others: tuple[Output, ...] = ()  # further outputs
-    input: CodeInput | None = None  # only in heads of detectors: codes instead of pixels as input
+    input: CodeInput | None = None  # codes instead of pixels as input; in files only for heads of detectors
     # Keyed by the buffer that the op writes. A program with moves can be rebuilt for other image sizes.
     moves: dict[str, Move] = {}
 

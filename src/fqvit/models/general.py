@@ -1,4 +1,6 @@
-"""Leaf modules that only captured graphs (frontend/) contain. The conventions of layers.py apply.
+"""Leaf modules of captured graphs (frontend/), with the conventions of layers.py.
+
+Requested outputs of any model use `Narrow` and `Signs` as well (outputs.py).
 
 Values are [N, ..., C] with channels last. Everything that depends on the image size (rows of a convolution, positions) is
 computed when the graph is captured and stored as an index or a table.

@@ -192,9 +192,7 @@ def _captured_features(graph: Graph, features: Features) -> Graph:
         )
     if features == "pooled":
         return graph.ending_at(head.inputs[0])
-    raise FqvitError(
-        f"features {features}: known only for ViT, DeiT and Swin. Use pooled, or a module that returns the tokens."
-    )
+    raise FqvitError(f"features {features}: known only for ViT, DeiT and Swin. Use outputs='tokens' (--output tokens) instead.")
 
 
 def _feature_site(graph: Graph, features: Features) -> str:

@@ -26,12 +26,12 @@ Role = Literal[
     "attention",  # softmax outputs
     "context",  # attention times V
     "branch",  # outputs that a block adds to the residual stream (proj, fc2)
-    "hidden",  # fc1 outputs, before GELU
+    "hidden",  # fc1 outputs, before GELU or another function of one variable
     "gelu",
     "pooled",
     "logits",
     "pyramid",  # feature maps of detectors: laterals, their sums, outputs
-    "inner",  # convolutions and linear layers before a ReLU
+    "inner",  # other values that a matrix product reads; convolutions and linear layers before a ReLU
     "relu",
     "deltas",  # box regressions
     "query",  # Q, K or V where they are not parts of one linear layer
@@ -94,7 +94,7 @@ class Patches(Leaf):
 class Embed(Leaf):
     """Prepend prefix tokens to the patches, then add positions: [N, T, C] -> [N, P + T, C].
 
-    prefix: [1, P, C] (P = 0, 1 or 2)   positions: [1, P + T, C]
+    prefix: [1, P, C], class token, distillation token or registers; P may be 0   positions: [1, P + T, C]
     """
 
     def __init__(self) -> None:

@@ -85,7 +85,8 @@ def _check_modifiers(text: str, request: Request, given: Sequence[str]) -> None:
     if len(given) > len(modifiers):
         raise FqvitError(f"output {text!r}: a modifier is listed twice. Leave one out.")
     if request.name == "logits" and set(modifiers) - {"i32"}:
-        raise FqvitError(f"output {text!r}: logits are always i32. Leave out {modifiers[-1]}, or use embedding.")
+        other = next(modifier for modifier in modifiers if modifier != "i32")
+        raise FqvitError(f"output {text!r}: logits are always i32. Leave out {other}, or use embedding.")
     if request.name == "tokens" and "sign" in modifiers:
         raise FqvitError(f"output {text!r}: sign bits are for one vector per image, expected embedding, class or mean.")
     if len([m for m in modifiers if m in ("u8", "u16", "i32")]) > 1:

@@ -1,6 +1,6 @@
 """Compute the tables of the exponential that softmax reads.
 
-8-bit scores have 256 distances max - x, so exp is a table of at most 256 integers.
+Scores of b bits have 2^b distances max - x, so exp is a table of at most 2^b integers: 256 for 8-bit scores.
 The variants run as the same op: "table" rounds the exact exponential, "polynomial" evaluates the paper's I-Exp in integers at
 these points, and "coarse" evaluates I-Exp as the paper's code does.
 """

@@ -70,7 +70,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # With `channels`: no channel of GELU outputs has a smaller range than this quantile of all channels. A neuron that fires
     # rarely may be silent in all calibration images.
     gelu_floor: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    symmetric: bool = False  # every zero point is the middle code, as in int8 with zero point 0 (except for pixels)
+    # Zero points are the middle code, as in int8 with zero point 0, except for pixels and for sites that are never negative.
+    symmetric: bool = False
     mult: Literal["full", "short"] = "full"  # constant multipliers have up to 31 bits, or up to 16
     position_bits: Literal[8, 16] = 16
     logits: Literal["accumulator", "codes"] = "accumulator"  # full precision, or an 8-bit site

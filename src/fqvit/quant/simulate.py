@@ -219,8 +219,11 @@ class Simulation:
 
     @torch.no_grad()
     def run(self, images: NDArray[np.uint8]) -> Tensor:
-        """Run images uint8 [N, H, W, C] and return float logits [N, classes] (or features)."""
-        return self.run_all(images)[0]
+        """Run images uint8 [N, H, W, C] and return the main output: float logits [N, classes] (or features).
+
+        If the calibration names outputs, return the first of them.
+        """
+        return self.run_all(images)[0 if self.calibration.outputs else -1]
 
     @torch.no_grad()
     def run_all(self, images: NDArray[np.uint8]) -> tuple[Tensor, ...]:

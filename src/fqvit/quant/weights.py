@@ -82,11 +82,12 @@ def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
 
 
 def short_output_scales(recipe: Recipe, leaf: layers.Leaf, q: QParams | None, outputs: int) -> NDArray[np.float64] | None:
-    """Return the output scales [O] of a linear layer if its requantization uses 16-bit multipliers, otherwise None.
+    """Return the output scales [O] of a linear layer if its weights are quantized for exact 16-bit multipliers, otherwise None.
 
     16-bit multipliers are used with per-channel scales, to save space in the file, and with `mult = "short"`. Other recipes use
-    the full 31 bits. Convolutions always do: their multipliers are few compared with their weights, and without these scales
-    their weights do not depend on the output, so that a detector's proposal head is stored once for all levels.
+    the full 31 bits. Convolutions get no scales here: their multipliers are few compared with their weights, and without these
+    scales their weights do not depend on the output, so that a detector's proposal head is stored once for all levels. Their
+    multipliers have 31 bits, or are rounded to 16 bits with `mult = "short"`.
     """
     short = (recipe.channels or recipe.mult == "short") and not isinstance(leaf, maps.Conv2d)
     return None if q is None or q.bits > SHORT_CODES or not short else q.channel_scales(outputs)

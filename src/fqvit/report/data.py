@@ -135,7 +135,7 @@ class AttentionMaps:
 
     pixels: u8 [H, W, C]   float_map: float32 [rows, columns] of patches   stored: the same map in integer formats
     kind: "class token" or "first token" (attention of this token, averaged over heads) or "received" (attention that each
-    patch receives, averaged over heads and the queries of its window; for models without a token before the patches)
+    patch receives, averaged over heads and summed over the queries of its window; if no token precedes the patches)
     """
 
     site: str

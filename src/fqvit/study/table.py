@@ -107,7 +107,7 @@ def markdown(rows: Sequence[Row]) -> str:
     if any(row.published is not None for row in rows):
         notes.append("Published: on 50,000 images.")
     if any(row.runs == "simulation" for row in rows):
-        notes.append("\\* simulated: LayerNorm and Softmax stay in float.")
+        notes.append("\\* simulated in float: the recipe has no integer program.")
     return "\n\n".join([*parts, " ".join(notes)]) + "\n"
 
 

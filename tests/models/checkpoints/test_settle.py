@@ -11,6 +11,7 @@ from torch import Tensor
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.models import zoo
+from fqvit.models.checkpoints.recognise import remedy
 from fqvit.models.config import ViTConfig
 from fqvit.models.load import build, load_model
 
@@ -66,9 +67,13 @@ def test_settings_from_the_name_are_reported() -> None:
 def test_a_missing_qkv_bias_must_be_confirmed() -> None:
     state = {k: v for k, v in random_state(VIT).items() if not k.endswith("qkv.bias")}
     settings: dict[str, Any] = {"heads": 3, "pool": "token", "activation": "gelu"}
-    with pytest.raises(FqvitError, match="do not show qkv_bias"):
+    with pytest.raises(FqvitError, match=r"do not show qkv_bias. Pass qkv_bias to load_model \(commands have"):
         load_model(weights=state, **settings)
     assert load_model(weights=state, qkv_bias=False, **settings).module(torch.zeros(1, 3, 16, 16)).shape == (1, 5)
+
+
+def test_settings_without_an_argument_come_from_a_name_a_config_or_the_module() -> None:
+    assert remedy(["windows", "the image size"]) == "Pass the architecture's name, a folder with config.json, or the module."
 
 
 def test_gamma_in_the_blocks_needs_the_name_of_deit_3() -> None:

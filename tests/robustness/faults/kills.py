@@ -40,7 +40,7 @@ READ = ("old.fqvit", "new.fqvit", "shapes.safetensors", "train", "photos")
 
 
 def warm_up() -> None:
-    """Import the modules that commands import when they run. Embeddings get several parts of a few images."""
+    """Import the modules that commands import when they run. Lower embed.PART_ROWS, so that a few images make several parts."""
     import importlib
 
     from fqvit.inference import embed

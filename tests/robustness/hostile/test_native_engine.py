@@ -337,8 +337,8 @@ def test_only_ops_with_4_bit_weights_may_read_them(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["shift_matmul", "attend"])
-def test_attention_codes_must_come_directly_from_their_op(name: str, path: Path) -> None:
-    """After a permutation it is unknown whether every row still has the largest weight; masked codes stay masked."""
+def test_permuted_attention_codes_are_rejected(name: str, path: Path) -> None:
+    """attend: rows may lack the largest weight. shift_matmul: permuted codes are still masked, so zero_code must be True."""
     case = CASES[name]
     moved = {"op": "permute", "y": "moved", "x": case.op["a"], "view": [2, 2, 2, 2], "perm": [0, 1, 3, 2]}
     header = header_of([*BEFORE, moved, case.op | {"a": "moved", **({"zero_code": False} if name == "shift_matmul" else {})}],

@@ -53,13 +53,13 @@ def download(address: str) -> Files:
     config = first(CONFIGS)
     weights = None if config is None else first(_weights_of(config.name))
     if config is None or weights is None:
-        lacking = "config.json" if config is None else " or ".join(WEIGHTS[:2])
+        lacking = " or ".join(CONFIGS if config is None else _weights_of(config.name))
         raise FqvitError(f"{address}: has no {lacking}. Choose a model saved by transformers, timm or OpenCLIP.")
     return Files(address, config, weights, first(PREPROCESSORS))
 
 
 def in_folder(folder: Path) -> Files | None:
-    """Return the files of a folder written by save_pretrained; None if the folder has no config.json."""
+    """Return the files of a folder that transformers, timm or OpenCLIP wrote; None if the folder has none of CONFIGS."""
 
     def first(names: tuple[str, ...]) -> Path | None:
         return next((folder / name for name in names if (folder / name).is_file()), None)
@@ -69,7 +69,8 @@ def in_folder(folder: Path) -> Files | None:
         return None
     weights = first(_weights_of(config.name))
     if weights is None:
-        raise FqvitError(f"{folder}: has {config.name} but neither {' nor '.join(WEIGHTS[:2])}. Save the model there again.")
+        wanted = " or ".join(_weights_of(config.name))
+        raise FqvitError(f"{folder}: has {config.name}, but no {wanted}. Save the model there again.")
     return Files(folder.name, config, weights, first(PREPROCESSORS))
 
 

@@ -138,7 +138,7 @@ def to_timm(tensors: dict[str, Tensor], label: str) -> Canonical:
     origin = {rename(key): key for key in kept}
     if len(origin) < len(kept):
         lost = next(key for key in kept if key not in origin.values())
-        raise FqvitError(f"{label}: '{lost}' is present under two names. Remove one of them.")
+        raise FqvitError(f"{label}: '{lost}' and '{origin[rename(lost)]}' are the same tensor. Remove one of them.")
     renamed = {new: kept[old] for new, old in origin.items()}
     heads = None
     if layout == "google npz":

@@ -55,7 +55,8 @@ def read_config(config: Mapping[str, Any], label: str) -> Hints:
     head_width = vision.get("head_width", 64)
     if not isinstance(width, int) or not isinstance(head_width, int) or width % head_width:
         raise FqvitError(
-            f"{label}: {SOURCE}: width {width} and head_width {head_width}, expected a multiple. The file is damaged."
+            f"{label}: {SOURCE}: width {width} and head_width {head_width}, expected integers, the"
+            " first a multiple of the second. The file is damaged."
         )
     return Hints(
         heads=(width // head_width,),

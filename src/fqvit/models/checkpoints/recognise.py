@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
 
 from fqvit.errors import FqvitError
 from fqvit.models.architectures import FamilyConfig
-from fqvit.models.checkpoints.hints import Hints
+from fqvit.models.checkpoints.hints import DECIDED, Hints
 from fqvit.models.checkpoints.keymaps import Canonical
 from fqvit.models.config import BeitConfig, DinoV3Config, Pool, SwinV2Config, VisionConfig
 
@@ -117,7 +118,8 @@ class Reader:
         heads = self.setting("heads", self.hints.heads, (1,))
         assert isinstance(heads, tuple)
         if len(heads) != 1 or heads[0] < 1 or width % heads[0]:
-            raise FqvitError(f"{self.label}: {heads} heads for width {width}, expected one divisor of the width.")
+            shown = ", ".join(map(str, heads))
+            raise FqvitError(f"{self.label}: {shown} heads for width {width}, expected one number that divides the width.")
         return int(heads[0])
 
     def outputs(self, name: str = "head") -> int:
@@ -136,11 +138,7 @@ class Reader:
     def finish(self, config: FamilyConfig) -> None:
         """Raise FqvitError if settings are undecided, or if sizes in the config file differ from those of the tensors."""
         if self.undecided:
-            words = " and ".join(filter(None, (", ".join(self.undecided[:-1]), self.undecided[-1])))
-            raise FqvitError(
-                f"{self.label}: the weights do not show {words}. Pass {words} to load_model or as options, "
-                "or the architecture's name, a folder with config.json, or the module."
-            )
+            raise FqvitError(f"{self.label}: the weights do not show {listed(self.undecided)}. {remedy(self.undecided)}")
         for name, expected in self.hints.sizes.items():
             shown = getattr(config, name, None)
             if shown is not None and shown != expected:
@@ -148,6 +146,18 @@ class Reader:
                     f"{self.label}: {name} {shown} in the weights, expected {expected} as in {self.hints.source}. "
                     "The files belong to different models."
                 )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as text: a, b and c."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def remedy(undecided: Sequence[str]) -> str:
+    """Return a sentence that says how to decide these settings. Only those of DECIDED are arguments of load_model."""
+    arguments = f"{listed(undecided)} to load_model (commands have --heads, --pool and --activation), or "
+    first = arguments if set(undecided) <= set(DECIDED) else ""
+    return f"Pass {first}the architecture's name, a folder with config.json, or the module."
 
 
 def infer(found: Canonical, hints: Hints, label: str) -> FamilyConfig:
@@ -299,7 +309,8 @@ def _beit(r: Reader) -> BeitConfig:
     else:
         heads = r.shape("rel_pos_bias.relative_position_bias_table", 2)[1] if shared_bias else r.heads(width)
     if r.hints.heads not in (None, (heads,)):
-        raise FqvitError(f"{r.label}: {heads} heads in the bias tables, expected {r.hints.heads} as in {r.hints.source}.")
+        expected = ", ".join(map(str, r.hints.heads or ()))
+        raise FqvitError(f"{r.label}: {heads} heads in the bias tables, expected {expected} as in {r.hints.source}.")
     return BeitConfig(
         image=_beit_image(r, patch, block_bias, shared_bias),
         patch=patch,
@@ -345,10 +356,10 @@ def _swinv2(r: Reader) -> SwinV2Config:
         raise FqvitError(f"{r.label}: pool '{r.hints.pool}', expected 'avg' for a SwinV2. Pass the module itself.")
     if r.hints.activation not in (None, "gelu"):
         raise FqvitError(f"{r.label}: activation '{r.hints.activation}', expected 'gelu' for a SwinV2. Pass the module itself.")
-    windows = r.setting("windows (the name or config.json has them)", r.hints.windows, (1,) * stages)
+    windows = r.setting("windows", r.hints.windows, (1,) * stages)
     assert isinstance(windows, tuple)
     pretrained = r.hints.pretrained_windows or (0,) * stages
-    image = r.setting("image (the name or config.json has it)", r.hints.image, (patch, patch))
+    image = r.setting("the image size", r.hints.image, (patch, patch))
     config = SwinV2Config(
         image=image,  # type: ignore[arg-type]
         patch=patch,

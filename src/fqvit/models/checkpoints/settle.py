@@ -14,7 +14,7 @@ from fqvit.models import architectures, zoo
 from fqvit.models.architectures import TimmConfig
 from fqvit.models.checkpoints.hints import Hints
 from fqvit.models.checkpoints.keymaps import Canonical
-from fqvit.models.checkpoints.recognise import Family, family_of, is_packed_swiglu
+from fqvit.models.checkpoints.recognise import Family, family_of, is_packed_swiglu, listed, remedy
 from fqvit.models.checkpoints.timm_config import hints_of
 from fqvit.models.config import BeitConfig, DinoV3Config, Pool, SwinConfig, SwinV2Config, VisionConfig, ViTConfig
 
@@ -166,16 +166,12 @@ def _check_decided(found: Canonical, hints: Hints, name: str | None, label: str)
         missing.append("qkv_bias")  # timm's vit_base_patch16_rpn_224 has these keys and another order of norms
     if not missing:
         return
-    words = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
-    problem = f"{label}: the weights do not show {words}"
+    problem = f"{label}: the weights do not show {listed(missing)}"
     if name is not None and _named(name) is None:
         near = difflib.get_close_matches(name, (*zoo.BY_NAME, *architectures.names()), 2, 0.6)
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""
         problem += f", and {name} is not a name that fqvit knows{hint}"
-    raise FqvitError(
-        f"{problem}. Pass {words} to load_model or as options, or the architecture's name, "
-        "a folder with config.json, or the module."
-    )
+    raise FqvitError(f"{problem}. {remedy(missing)}")
 
 
 def _shown(value: object) -> str:

@@ -41,7 +41,7 @@ SHOWN = words(
     class_token reg_tokens init_values no_embed_class fc_norm qkv_bias embed_dim depth depths mlp_ratio patch_size
     in_chans num_classes pre_norm final_norm num_reg_tokens use_fc_norm use_abs_pos_emb use_rel_pos_bias
     use_shared_rel_pos_bias drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate
-    weight_init fix_init dynamic_img_size strict_img_size always_partition head_init_scale swiglu_mlp
+    weight_init fix_init dynamic_img_size strict_img_size head_init_scale swiglu_mlp
     """
 )
 # Arguments that change the structure of the architecture.

@@ -38,7 +38,7 @@ IRRELEVANT = words(
     layer_scale_init_value layerscale_value length_penalty logit_scale_init_value mask_ratio max_length min_length
     model_type no_repeat_ngram_size norm_pix_loss num_beam_groups num_beams num_image_tokens num_labels num_layers
     num_return_sequences out_features out_indices output_attentions output_hidden_states output_scores pad_token_id
-    patch_norm path_norm pool_scales pooler_act pooler_output_size pos_embed_jitter pos_embed_rescale pos_embed_shift prefix
+    pool_scales pooler_act pooler_output_size pos_embed_jitter pos_embed_rescale pos_embed_shift prefix
     problem_type projection_dim remove_invalid_values repetition_penalty reshape_hidden_states return_dict
     return_dict_in_generate segmentation_indices semantic_loss_ignore_index sep_token_id stage_names suppress_tokens
     task_specific_params temperature text_config text_config_dict tf_legacy_loss tie_encoder_decoder tie_word_embeddings
@@ -75,6 +75,7 @@ class Kind:
     """A model type. classes: class name -> (pooling, prefixes of unused timm names)
 
     defaults: of fields that nested configs leave out   nested: the model is described by vision_config
+    resizable, antialias: see Hints
     """
 
     classes: Mapping[str, tuple[Pool | None, tuple[str, ...]]]

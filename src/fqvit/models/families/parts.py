@@ -75,7 +75,7 @@ class PackedSwiGlu(nn.Module):
 
 
 class SwiGlu(nn.Module):
-    """fc2(silu(fc1_g(x)) * fc1_x(x)): DINOv3 plus and larger."""
+    """fc2(silu(fc1_g(x)) * fc1_x(x)): DINOv3 S+, H+ and 7B."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

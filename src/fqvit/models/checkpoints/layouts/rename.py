@@ -46,7 +46,7 @@ def rename(tensors: dict[str, Tensor], table: Table, dropped: str, label: str) -
             continue
         name = first_match(table, key) or key
         if name in out.tensors:
-            raise FqvitError(f"{label}: '{key}' is present under two names. Remove one of them.")
+            raise FqvitError(f"{label}: '{out.origin[name]}' and '{key}' are the same tensor. Remove one of them.")
         out.add(name, value, key)
     return out
 

@@ -1,0 +1,401 @@
+// One head of attention with AVX-512, up to six rows at a time, so that scores and weights stay in the L1 cache.
+//     scores = requantize(Q K^T + bias)   weights = softmax(scores)   y = requantize(weights V)
+//
+// Both products use vpdpbusd, which multiplies u8 by i8. Keys and values are stored minus 128, and the products are
+// corrected by terms per row and per column:
+//     sum (q - q_zero) (k - k_zero) = sum q (k - 128) + (128 - k_zero) sum q - q_zero sum (k - k_zero)
+//     sum w (v - v_zero)            = sum w' (v - 128) + (128 - v_zero) sum w' + least sum (v - v_zero),   w' = w -
+//     least
+// w' has two bytes: the sum over its high bytes is computed first, multiplied by 256, and the low bytes are added to
+// it. Every step is exact modulo 2^32, and the ops prove that the final sums fit in i32.
+//
+// Keys and values are packed once per head in panels of 16, 32 or 64 columns, in quads of four consecutive elements of
+// the reduction. A tile of 6 rows x 64 columns has 24 accumulators, 4 vectors of keys or values, and 1 of queries or
+// weights: 29 of 32 registers.
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/aligned.h"
+#include "core/fixed.h"
+#include "kernels/attention_bytes.h"
+#include "kernels/avx2/attention_avx2.h"
+#include "kernels/avx512/kernels_avx512.h"
+#include "kernels/avx512/softmax_avx512.h"
+
+namespace fqvit::FQVIT_AVX512_NAMESPACE {
+namespace {
+
+constexpr int ROWS = 6, PANEL = 64;
+constexpr std::int64_t MAX_WIDTH = 1024, MAX_TOKENS = 4096;
+// Bytes between rows of queries, and of scores and weights. Constants, so that instructions hold row offsets as
+// immediates. Not powers of two, so that rows fall into different cache sets.
+constexpr int Q_STRIDE = MAX_WIDTH + 64, W_STRIDE = MAX_TOKENS + 64;
+
+// Columns of the panel that starts with `left` columns left: 16, 32 or 64.
+constexpr std::int64_t panel_columns(std::int64_t left) { return left > 32 ? 64 : left > 16 ? 32 : 16; }
+// Columns of all panels.
+constexpr std::int64_t padded_columns(std::int64_t columns) {
+    return columns / PANEL * PANEL + (columns % PANEL == 0 ? 0 : panel_columns(columns % PANEL));
+}
+
+// Offsets in the scratch memory.
+struct Layout {
+    std::size_t keys, key_terms, values, value_terms, queries, low, high, end;
+
+    explicit Layout(const Attention& head) {
+        std::size_t at = 0;
+        const auto reserve = [&](std::int64_t bytes) {
+            return std::exchange(at, at + static_cast<std::size_t>(round_up(bytes, 64)));
+        };
+        const std::int64_t tokens = padded_columns(head.tokens), channels = padded_columns(head.value_width);
+        keys = reserve(tokens * round_up(head.width, 16));
+        key_terms = reserve(tokens * 4);
+        values = reserve(channels * round_up(head.tokens, 4));
+        value_terms = reserve(channels * 4);
+        queries = reserve(ROWS * Q_STRIDE);
+        low = reserve(ROWS * W_STRIDE);
+        high = reserve(ROWS * W_STRIDE);
+        end = at;
+    }
+};
+
+// clamp((acc mult + addend) >> (32 + shift), 0, last) of 16 lanes, for vectors of 64 codes.
+struct Requantizer {
+    Vector mult, addend, shift, last;
+
+    FQVIT_AVX512 Requantizer(std::int64_t m, int shift_, std::int32_t zero_point, std::int32_t last_)
+        : mult(set_i32(static_cast<std::int32_t>(m))),
+          addend(set_i64((std::int64_t{1} << (shift_ - 1)) + (std::int64_t{zero_point} << shift_))),
+          shift(set_i32(shift_ - 32)),
+          last(set_i8(last_)) {}
+
+    // The high halves of the 64-bit products, shifted.
+    FQVIT_INLINE Vector scale(Vector acc, Vector by) const {
+        const Vector even = add_i64(mul_even(acc, by), addend), odd = add_i64(mul_even(shr_i64(acc, 32), by), addend);
+        return sar_each_i32(permute2_i32(even, load(HIGH_HALVES), odd), shift);
+    }
+
+    FQVIT_INLINE Vector narrow_codes(Vector a, Vector b, Vector c, Vector d) const {
+        return min_u8(narrow(a, b, c, d), last);
+    }
+
+    alignas(64) static constexpr std::int32_t HIGH_HALVES[16] = {1, 17, 3,  19, 5,  21, 7,  23,
+                                                                 9, 25, 11, 27, 13, 29, 15, 31};
+};
+
+// A tile of R rows x N vectors. Vector i belongs to row i / N; functions enumerate all i at compile time, because GCC
+// keeps an array in memory if a loop indexes it.
+template <int R, int N>
+struct Tile {
+    using Indices = std::make_integer_sequence<int, R * N>;
+
+    Vector acc[R * N];
+
+    template <int... i>
+    FQVIT_INLINE void clear(std::integer_sequence<int, i...>) {
+        ((acc[i] = zero()), ...);
+    }
+
+    // acc = columns + rows
+    template <int... i>
+    FQVIT_INLINE void set_terms(const std::int32_t* columns, const std::int32_t* rows,
+                                std::integer_sequence<int, i...>) {
+        ((acc[i] = add_i32(load(columns + i % N * 16), broadcast_i32(rows + i / N))), ...);
+    }
+
+    // acc = 256 acc + columns + rows
+    template <int... i>
+    FQVIT_INLINE void add_terms(const std::int32_t* columns, const std::int32_t* rows,
+                                std::integer_sequence<int, i...>) {
+        ((acc[i] = add_i32(shl_i32(acc[i], 8), add_i32(load(columns + i % N * 16), broadcast_i32(rows + i / N)))), ...);
+    }
+
+    template <int... i>
+    FQVIT_INLINE void add_bias(const std::int32_t* bias, std::int64_t stride, std::int64_t columns,
+                               std::integer_sequence<int, i...>) {
+        ((acc[i] = add_i32(acc[i], load_i32(bias + i / N * stride + i % N * 16, first_16(columns - i % N * 16)))), ...);
+    }
+
+    // The micro-kernel: acc[r] += sum over quads of a[r] b. stride: bytes between rows of a; b: i8 [quads][16 N][4]
+    template <int stride>
+    FQVIT_INLINE void multiply(const std::uint8_t* a, const std::int8_t* b, std::int64_t quads) {
+        for (; quads > 0; --quads, a += 4, b += 64 * N) {
+            Vector panel[N];
+            panel[0] = load(b);
+            if constexpr (N > 1) panel[1] = load(b + 64);
+            if constexpr (N > 2) panel[2] = load(b + 128), panel[3] = load(b + 192);
+            multiply_row<0, stride>(a, panel);
+        }
+    }
+    template <int r, int stride>
+    FQVIT_INLINE void multiply_row(const std::uint8_t* a, const Vector (&panel)[N]) {
+        const Vector quad = broadcast_i32(a + r * stride);
+        Vector* row = acc + r * N;
+        add_dpbusd(row[0], quad, panel[0]);
+        if constexpr (N > 1) add_dpbusd(row[1], quad, panel[1]);
+        if constexpr (N > 2) add_dpbusd(row[2], quad, panel[2]), add_dpbusd(row[3], quad, panel[3]);
+        if constexpr (r + 1 < R) multiply_row<r + 1, stride>(a, panel);
+    }
+
+    template <int r>
+    FQVIT_INLINE Vector codes(const Requantizer& requantizer, Vector mult) const {
+        const Vector a = requantizer.scale(acc[r * N], mult);
+        if constexpr (N == 1) return requantizer.narrow_codes(a, a, a, a);
+        if constexpr (N == 2) {
+            const Vector b = requantizer.scale(acc[r * N + 1], mult);
+            return requantizer.narrow_codes(a, b, a, b);
+        }
+        if constexpr (N == 4) {
+            return requantizer.narrow_codes(a, requantizer.scale(acc[r * N + 1], mult),
+                                            requantizer.scale(acc[r * N + 2], mult),
+                                            requantizer.scale(acc[r * N + 3], mult));
+        }
+    }
+};
+
+struct ScoreTile {
+    const Requantizer* requantizer;
+    const std::uint8_t* queries;
+    const std::int8_t* keys;
+    std::int64_t quads;
+    const std::int32_t* columns;  // terms of the tokens
+    const std::int32_t* rows;     // terms of the queries
+    const std::int32_t* bias;     // or null
+    std::int64_t bias_stride, tokens;
+    std::uint8_t* codes;
+};
+
+template <int R, int N, int... r>
+FQVIT_INLINE void store_scores(const ScoreTile& job, const Tile<R, N>& tile, std::integer_sequence<int, r...>) {
+    const Requantizer requantizer = *job.requantizer;
+    (store(job.codes + r * W_STRIDE, tile.template codes<r>(requantizer, requantizer.mult)), ...);
+}
+
+template <int R, int N>
+FQVIT_AVX512 void compute_scores(const ScoreTile& job) {
+    const typename Tile<R, N>::Indices all;
+    Tile<R, N> tile;
+    tile.set_terms(job.columns, job.rows, all);
+    if (job.bias != nullptr) tile.add_bias(job.bias, job.bias_stride, job.tokens, all);
+    tile.template multiply<Q_STRIDE>(job.queries, job.keys, job.quads);
+    store_scores(job, tile, std::make_integer_sequence<int, R>());
+}
+
+struct ValueTile {
+    const Requantizer* requantizer;
+    const std::uint8_t *low, *high;  // bytes of the weights; high: null if all are 0
+    const std::int8_t* values;
+    std::int64_t quads;
+    const std::int32_t* columns;  // terms of the channels
+    const std::int32_t* rows;     // terms of the queries
+    const std::int32_t* mults;    // of the queries
+    std::uint8_t* y;
+    std::int64_t y_stride, channels;
+};
+
+template <int R, int N, int... r>
+FQVIT_INLINE void store_values(const ValueTile& job, const Tile<R, N>& tile, std::integer_sequence<int, r...>) {
+    const Requantizer requantizer = *job.requantizer;
+    const std::uint64_t mask = first_64(job.channels);
+    (store_i8(job.y + r * job.y_stride, mask, tile.template codes<r>(requantizer, broadcast_i32(job.mults + r))), ...);
+}
+
+template <int R, int N>
+FQVIT_AVX512 void multiply_values(const ValueTile& job) {
+    const typename Tile<R, N>::Indices all;
+    Tile<R, N> tile;
+    if (job.high != nullptr) {
+        tile.clear(all);
+        tile.template multiply<W_STRIDE>(job.high, job.values, job.quads);
+        tile.add_terms(job.columns, job.rows, all);
+    } else {
+        tile.set_terms(job.columns, job.rows, all);
+    }
+    tile.template multiply<W_STRIDE>(job.low, job.values, job.quads);
+    store_values(job, tile, std::make_integer_sequence<int, R>());
+}
+
+// Kernels by the number of rows (6, 4, 2 or 1) and of columns (16, 32 or 64).
+struct RowKernels {
+    void (*scores[3])(const ScoreTile&);
+    void (*values[3])(const ValueTile&);
+};
+template <int R>
+constexpr RowKernels ROW_KERNELS = {{compute_scores<R, 1>, compute_scores<R, 2>, compute_scores<R, 4>},
+                                    {multiply_values<R, 1>, multiply_values<R, 2>, multiply_values<R, 4>}};
+const RowKernels& row_kernels(int rows) {
+    return rows == 6 ? ROW_KERNELS<6> : rows == 4 ? ROW_KERNELS<4> : rows == 2 ? ROW_KERNELS<2> : ROW_KERNELS<1>;
+}
+constexpr int by_columns(std::int64_t columns) { return columns == 64 ? 2 : columns == 32 ? 1 : 0; }
+
+// Packs K as i8 [panels][D / 4][columns][4] minus 128, and sets terms[t] = -q_zero sum (k[t] - k_zero).
+FQVIT_AVX512 void pack_keys(const Attention& head, const std::uint8_t* k, std::int8_t* out, std::int32_t* terms) {
+    const Vector flip = set_i8(-128), ones = set_i8(1);
+    const Vector q_zero = set_i32(-head.q_zero), k_zeros = set_i32(static_cast<std::int32_t>(head.width) * head.k_zero);
+    const std::int64_t chunks = (head.width + 15) / 16;
+    for (std::int64_t first = 0; first < head.tokens; first += PANEL) {
+        const std::int64_t columns = panel_columns(head.tokens - first), step = 4 * columns;
+        for (std::int64_t c = 0; c < columns; c += 16) {
+            Vector sum = zero();
+            for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+                // Lane l of row[i] has token 4 l + i; transposing 4 x 4 quads in every lane gives one quad of 16
+                // tokens.
+                Vector row[4];
+                const std::uint16_t bytes = first_16(head.width - 16 * chunk);
+                for (int i = 0; i < 4; ++i) {
+                    const std::uint8_t* lane[4];
+                    for (int l = 0; l < 4; ++l) {
+                        const std::int64_t t = std::min(first + c + 4 * l + i, head.tokens - 1);
+                        lane[l] = k + t * head.k_stride + 16 * chunk;
+                    }
+                    row[i] = load_lanes(lane[0], lane[1], lane[2], lane[3], bytes);
+                }
+                const Vector a = interleave_low_i32(row[0], row[1]), b = interleave_low_i32(row[2], row[3]);
+                const Vector d = interleave_high_i32(row[0], row[1]), e = interleave_high_i32(row[2], row[3]);
+                const Vector quads[4] = {interleave_low_i64(a, b), interleave_high_i64(a, b), interleave_low_i64(d, e),
+                                         interleave_high_i64(d, e)};
+                for (int q = 0; q < 4; ++q) {
+                    sum = dpbusd(sum, quads[q], ones);
+                    store(out + (4 * chunk + q) * step + 4 * c, xor_bits(quads[q], flip));
+                }
+            }
+            store(terms + first + c, mul_i32(sub_i32(sum, k_zeros), q_zero));
+        }
+        out += 4 * chunks * step;
+    }
+}
+
+// Packs V as i8 [panels][T / 4][columns][4] minus 128, and sets terms[c] = least sum (v[c] - v_zero).
+FQVIT_AVX512 void pack_values(const Attention& head, const std::uint8_t* v, std::int8_t* out, std::int32_t* terms) {
+    alignas(64) static constexpr std::uint8_t TRANSPOSE[64] = {
+        0,  16, 32, 48, 1,  17, 33, 49, 2,  18, 34, 50, 3,  19, 35, 51, 4,  20, 36, 52, 5,  21,
+        37, 53, 6,  22, 38, 54, 7,  23, 39, 55, 8,  24, 40, 56, 9,  25, 41, 57, 10, 26, 42, 58,
+        11, 27, 43, 59, 12, 28, 44, 60, 13, 29, 45, 61, 14, 30, 46, 62, 15, 31, 47, 63};
+    const Vector flip = set_i8(-128), ones = set_i8(1), transpose = load(TRANSPOSE);
+    const Vector least = set_i32(head.bytes->least_weight);
+    const Vector zeros = set_i32(static_cast<std::int32_t>(head.tokens) * head.v_zero);
+    const std::int64_t quads = (head.tokens + 3) / 4;
+    for (std::int64_t first = 0; first < head.value_width; first += PANEL) {
+        const std::int64_t columns = panel_columns(head.value_width - first);
+        for (std::int64_t c = 0; c < columns; c += 16) {
+            const std::int64_t left = head.value_width - first - c;
+            const std::uint16_t bytes = left > 0 ? first_16(left) : std::uint16_t{0};
+            const std::uint8_t* from = v + (left > 0 ? first + c : 0);
+            Vector sum = zero();
+            for (std::int64_t q = 0; q < quads; ++q, from += 4 * head.v_stride) {
+                // Tokens past the end have weight 0; any row may stand for them, but not in the sum.
+                const std::int64_t rows = std::min<std::int64_t>(4, head.tokens - 4 * q);
+                const std::uint8_t *b = from + (rows > 1 ? head.v_stride : 0),
+                                   *d = from + (rows > 2 ? 2 * head.v_stride : 0);
+                const std::uint8_t* e = from + (rows > 3 ? 3 * head.v_stride : 0);
+                const Vector quad = permute_i8(transpose, load_lanes(from, b, d, e, bytes));
+                sum = dpbusd(sum, quad, rows == 4 ? ones : set_i32((1 << (8 * rows)) / 255));
+                store(out + q * 4 * columns + 4 * c, xor_bits(quad, flip));
+            }
+            store(terms + first + c, mul_i32(sub_i32(sum, zeros), least));
+        }
+        out += quads * 4 * columns;
+    }
+}
+
+// Modulo 2^32.
+std::int32_t wrapping_product(std::int32_t a, std::int32_t b) {
+    return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) * static_cast<std::uint32_t>(b));
+}
+
+// Raises the shift up to 32 while mult stays below 2^31; mult 2^j / 2^(shift + j) is the same ratio for every j.
+// Returns whether the shift is then between 32 and 52, so that Requantizer can add the zero point before the shift.
+bool raise_shift(std::int64_t& mult, int& shift) {
+    while (shift < 32 && mult < std::int64_t{1} << 30) mult *= 2, ++shift;
+    return shift >= 32 && shift <= 52;
+}
+
+bool is_supported(const Attention& head) {
+    std::int64_t score_mult = head.score_mult, mult = head.mult;
+    int score_shift = head.score_shift, shift = head.shift;
+    return head.width <= MAX_WIDTH && head.tokens <= MAX_TOKENS && head.bytes->is_supported &&
+           raise_shift(score_mult, score_shift) && raise_shift(mult, shift);
+}
+
+}  // namespace
+
+std::size_t attention_scratch(const Attention& head) {
+    return is_supported(head) ? Layout(head).end : attention_scratch_avx2(head);
+}
+
+FQVIT_AVX512 void attention(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
+                            const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y,
+                            std::uint8_t* scratch) {
+    if (!is_supported(head)) {
+        attention_avx2(head, q, k, v, bias, region, y, scratch);
+        return;
+    }
+    const Layout at(head);
+    auto* keys = reinterpret_cast<std::int8_t*>(scratch + at.keys);
+    auto* values = reinterpret_cast<std::int8_t*>(scratch + at.values);
+    auto* key_terms = reinterpret_cast<std::int32_t*>(scratch + at.key_terms);
+    auto* value_terms = reinterpret_cast<std::int32_t*>(scratch + at.value_terms);
+    std::uint8_t *queries = scratch + at.queries, *low = scratch + at.low, *high = scratch + at.high;
+    pack_keys(head, k, keys, key_terms);
+    pack_values(head, v, values, value_terms);
+    std::int64_t score_mult = head.score_mult, mult = head.mult, factor = 1;
+    int score_shift = head.score_shift, shift = head.shift;
+    raise_shift(score_mult, score_shift);
+    raise_shift(mult, shift);
+    for (int s = head.shift; s < shift; ++s) factor *= 2;
+    const Requantizer to_scores(score_mult, score_shift, head.score_zero, head.score_last);
+    const Requantizer to_y(0, shift, head.y_zero, head.y_last);
+    const Softmax softmax(head);
+    const Vector ones = set_i8(1);
+    const std::int64_t bias_stride = round_up(head.tokens, 16);
+    const std::int64_t key_quads = (head.width + 15) / 16 * 4, value_quads = (head.tokens + 3) / 4;
+    for (std::int64_t first = 0; first < head.queries;) {
+        const std::int64_t left = head.queries - first;
+        int rows = left >= 6                ? 6
+                   : left == 5 || left == 3 ? static_cast<int>(left) + (first > 0 ? 1 : -1)
+                                            : static_cast<int>(left);
+        if (rows > left) --first;  // computes one row again
+        const RowKernels& kernels = row_kernels(rows);
+        std::int32_t row_terms[ROWS], mults[ROWS];
+        for (int r = 0; r < rows; ++r) {
+            Vector sum = zero();
+            for (std::int64_t c = 0; c < head.width; c += 64) {
+                const Vector codes = load_i8(q + (first + r) * head.q_stride + c, first_64(head.width - c));
+                store(queries + r * Q_STRIDE + c, codes);
+                sum = dpbusd(sum, codes, ones);
+            }
+            row_terms[r] = (128 - head.k_zero) * sum_i32(sum);
+        }
+        const std::int8_t* panel = keys;
+        for (std::int64_t t = 0; t < head.tokens; t += PANEL) {
+            const std::int64_t columns = panel_columns(head.tokens - t);
+            kernels.scores[by_columns(columns)]({&to_scores, queries, panel, (head.width + 3) / 4, key_terms + t,
+                                                 row_terms, bias == nullptr ? nullptr : bias + first * bias_stride + t,
+                                                 bias_stride, head.tokens - t, low + t});
+            panel += key_quads * 4 * columns;
+        }
+        for (int r = 0; r < rows; ++r) {
+            const std::int32_t sum = softmax(low + r * W_STRIDE, high + r * W_STRIDE, region, first + r);
+            row_terms[r] = wrapping_product(128 - head.v_zero, sum);
+            const std::int64_t row_mult =
+                head.kind == Attention::RELATIVE ? round_divide(head.mult * head.largest_weight, sum) * factor : mult;
+            mults[r] = static_cast<std::int32_t>(row_mult);
+        }
+        panel = values;
+        for (std::int64_t c = 0; c < head.value_width; c += PANEL) {
+            const std::int64_t columns = panel_columns(head.value_width - c);
+            kernels.values[by_columns(columns)]({&to_y, low, head.bytes->high_is_zero ? nullptr : high, panel,
+                                                 value_quads, value_terms + c, row_terms, mults,
+                                                 y + first * head.y_stride + c, head.y_stride, head.value_width - c});
+            panel += value_quads * 4 * columns;
+        }
+        first += rows;
+    }
+}
+
+}  // namespace fqvit::FQVIT_AVX512_NAMESPACE
+
+#endif

@@ -1,0 +1,193 @@
+// Softmax for attention_avx512.cpp: turns a row of u8 scores into the bytes of its weights.
+//
+// Scores are u8, so the distance from a score to the largest one is also u8, and every function of it is a table of at
+// most 256 bytes, which vpermb and vpermi2b look up in registers. Exact because the tables hold the same integers as in
+// the scalar ops; ops/attention.cpp proves that the sums fit.
+#pragma once
+
+#include <bit>
+
+#include "core/fixed.h"
+#include "kernels/attention_bytes.h"
+#include "kernels/avx512/avx512.h"
+#include "kernels/kernels.h"
+
+namespace fqvit::FQVIT_AVX512_NAMESPACE {
+
+// 4 x 16 x i32 -> 64 x u8, saturated.
+FQVIT_INLINE Vector narrow(Vector a, Vector b, Vector c, Vector d) {
+    alignas(64) static constexpr std::int32_t ORDER[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    return permute_i32(load(ORDER), pack_i16_as_u8(pack_i32_as_i16(a, b), pack_i32_as_i16(c, d)));
+}
+
+// A table of bytes for indices below `length`.
+struct ByteTable {
+    Vector part[4];
+    std::int64_t length;
+
+    FQVIT_INLINE ByteTable(const std::uint8_t* bytes, std::int64_t length_) : length(length_) {
+        for (int i = 0; i < 4; ++i) part[i] = load(bytes + 64 * i);
+    }
+
+    FQVIT_INLINE Vector operator[](Vector index) const {
+        if (length <= 64) return permute_i8(index, part[0]);
+        const Vector first = permute2_i8(part[0], index, part[1]);
+        if (length <= 128) return first;
+        return select_i8(top_bits_i8(index), first, permute2_i8(part[2], index, part[3]));
+    }
+};
+
+class Softmax {
+public:
+    FQVIT_AVX512 explicit Softmax(const Attention& head)
+        : head_(head),
+          bytes_(*head.bytes),
+          length_(head.table_length < 256 ? head.table_length : 256),
+          last_(set_i8(static_cast<std::int32_t>(length_ - 1))) {}
+
+    // Replaces the scores in `low` by the low bytes of the weights minus the least one, writes their high bytes, and
+    // returns their sum. Bytes up to the next multiple of 64 tokens become 0.
+    FQVIT_AVX512 std::int32_t operator()(std::uint8_t* low, std::uint8_t* high, const std::uint8_t* region,
+                                         std::int64_t query) const {
+        const Attended attended{head_.tokens, region, set_i8(region == nullptr ? 0 : region[query])};
+        Vector tops = zero();
+        for (std::int64_t t = 0; t < head_.tokens; t += 64) tops = max_u8(tops, load_i8(low + t, attended(t)));
+        const std::uint8_t top = largest_u8(tops);
+        if (head_.kind == Attention::RELATIVE) {
+            return look_up_weights(low, high, attended, top, bytes_.weight_low, bytes_.weight_high);
+        }
+        alignas(64) std::uint8_t by_distance[2][256];
+        const std::uint32_t sum = sum_exponentials(low, attended, top);
+        const std::int64_t distances = top < length_ ? top + 1 : length_;
+        if (head_.kind == Attention::LOG) {
+            log_weights(sum, distances, by_distance);
+        } else {
+            uniform_weights(sum, distances, by_distance);
+        }
+        return look_up_weights(low, high, attended, top, by_distance[0], by_distance[1]);
+    }
+
+private:
+    // The tokens t .. t + 63 that exist and are in the region of the query, as a mask.
+    struct Attended {
+        std::int64_t tokens;
+        const std::uint8_t* region;
+        Vector query_region;
+
+        FQVIT_INLINE std::uint64_t operator()(std::int64_t t) const {
+            const std::uint64_t valid = first_64(tokens - t);
+            return region == nullptr ? valid : valid & equal_i8(load_i8(region + t, valid), query_region);
+        }
+    };
+
+    FQVIT_INLINE Vector distance(const std::uint8_t* row, std::uint64_t mask, Vector tops) const {
+        return min_u8(sub_i8(tops, load_i8(row, mask)), last_);
+    }
+
+    FQVIT_AVX512 std::int32_t look_up_weights(std::uint8_t* low, std::uint8_t* high, const Attended& attended,
+                                              std::uint8_t top, const std::uint8_t* low_bytes,
+                                              const std::uint8_t* high_bytes) const {
+        const ByteTable low_table(low_bytes, length_), high_table(high_bytes, length_);
+        const Vector tops = set_i8(top), ones = set_i8(1);
+        const bool masks = attended.region != nullptr;
+        Vector low_sum = zero(), high_sum = zero();
+        for (std::int64_t t = 0; t < head_.tokens; t += 64) {
+            const std::uint64_t mask = attended(t), valid = masks ? first_64(head_.tokens - t) : 0;
+            const Vector d = distance(low + t, mask, tops);
+            const Vector a = select_i8(mask, load_masked(valid, bytes_.masked_low), low_table[d]);
+            store(low + t, a);
+            low_sum = dpbusd(low_sum, a, ones);
+            if (bytes_.high_is_zero) continue;
+            const Vector b = select_i8(mask, load_masked(valid, bytes_.masked_high), high_table[d]);
+            store(high + t, b);
+            high_sum = dpbusd(high_sum, b, ones);
+        }
+        return sum_i32(add_i32(low_sum, shl_i32(high_sum, 8)));
+    }
+
+    // The byte of masked tokens for tokens of the mask, else 0.
+    FQVIT_INLINE static Vector load_masked(std::uint64_t valid, std::uint8_t byte) {
+        return select_i8(valid, zero(), set_i8(byte));
+    }
+
+    // Looks up the three bytes of each exponential. Sums of bytes fit in i32 for 4096 tokens.
+    FQVIT_AVX512 std::uint32_t sum_exponentials(const std::uint8_t* row, const Attended& attended,
+                                                std::uint8_t top) const {
+        const ByteTable low(bytes_.exponential[0], length_), middle(bytes_.exponential[1], length_),
+            high(bytes_.exponential[2], length_);
+        const Vector tops = set_i8(top), ones = set_i8(1);
+        Vector low_sum = zero(), middle_sum = zero(), high_sum = zero();
+        for (std::int64_t t = 0; t < head_.tokens; t += 64) {
+            const std::uint64_t mask = attended(t);
+            const Vector d = distance(row + t, mask, tops), counted = select_i8(mask, zero(), ones);
+            low_sum = dpbusd(low_sum, low[d], counted);
+            middle_sum = dpbusd(middle_sum, middle[d], counted);
+            high_sum = dpbusd(high_sum, high[d], counted);
+        }
+        return static_cast<std::uint32_t>(
+            sum_i32(add_i32(add_i32(low_sum, shl_i32(middle_sum, 8)), shl_i32(high_sum, 16))));
+    }
+
+    // Looks up the weights of 64 codes.
+    FQVIT_INLINE void store_weights(Vector codes, std::int64_t at, std::uint8_t (&by_distance)[2][256]) const {
+        const std::int64_t length = head_.softmax_last + 1;
+        store(by_distance[0] + at, ByteTable(bytes_.weight_low, length)[codes]);
+        if (!bytes_.high_is_zero) store(by_distance[1] + at, ByteTable(bytes_.weight_high, length)[codes]);
+    }
+
+    // The code of an exponential e > 0 is above 0 if and only if 2 sum >= 3 e, and above c > 0 if and only if
+    // 2 sum >= (3 2^c - 1) e, that is 3 e 2^c <= 2 sum + e. So it is 0, or 1 + floor(log2((2 sum + e) / (3 e))).
+    // sum <= 2^30 and e <= sum, so 2 sum + e fits in u32.
+    FQVIT_AVX512 void log_weights(std::uint32_t sum, std::int64_t distances,
+                                  std::uint8_t (&by_distance)[2][256]) const {
+        const std::int32_t top_bit = std::bit_width(2 * sum) - 1;
+        const Vector twice_sum = set_i32(static_cast<std::int32_t>(2 * sum)), top_bits = set_i32(top_bit);
+        // All numbers with a higher top bit are above this one.
+        const Vector limit = set_i32(static_cast<std::int32_t>(0xffffffffu >> (31 - top_bit)));
+        for (std::int64_t d = 0; d < distances; d += 64) {
+            Vector codes[4];
+            for (int i = 0; i < 4; ++i) codes[i] = log_codes(d + 16 * i, twice_sum, top_bits, limit);
+            store_weights(narrow(codes[0], codes[1], codes[2], codes[3]), d, by_distance);
+        }
+    }
+
+    FQVIT_INLINE Vector log_codes(std::int64_t at, Vector twice_sum, Vector top_bits, Vector limit) const {
+        const Vector one = set_i32(1), e = load(bytes_.table + at), triple = load(bytes_.triple + at);
+        const Vector total = add_i32(twice_sum, e);
+        // floor(log2(total)) - floor(log2(3 e)), or 0 if that is negative; then the code is 0 anyway.
+        Vector code = sub_i32(top_bits, load(bytes_.top_bit + at));
+        code = max_i32(select_i32(greater_u32(total, limit), code, add_i32(code, one)), zero());
+        const std::uint16_t too_large = greater_u32(shl_each_i32(triple, code), total);
+        code = select_i32(too_large, add_i32(code, one), code);
+        code = select_i32(greater_u32(triple, twice_sum), code, zero());
+        return max_i32(min_i32(code, set_i32(head_.softmax_last)), load(bytes_.least_code + at));
+    }
+
+    // code = min(round(e r / 2^shift), last), r = round(mult / sum) < 2^31. Both products and codes fit: see
+    // is_supported.
+    FQVIT_AVX512 void uniform_weights(std::uint32_t sum, std::int64_t distances,
+                                      std::uint8_t (&by_distance)[2][256]) const {
+        alignas(64) static constexpr std::int32_t LOW_HALVES[16] = {0, 16, 2,  18, 4,  20, 6,  22,
+                                                                    8, 24, 10, 26, 12, 28, 14, 30};
+        const Vector r = set_i32(static_cast<std::int32_t>(round_divide(head_.softmax_mult, sum)));
+        const Vector half = set_i64(std::int64_t{1} << (head_.softmax_shift - 1)), shift = set_i64(head_.softmax_shift);
+        const Vector last = set_i32(head_.softmax_last), low_halves = load(LOW_HALVES);
+        for (std::int64_t d = 0; d < distances; d += 64) {
+            Vector codes[4];
+            for (int i = 0; i < 4; ++i) {
+                const Vector e = load(bytes_.table + d + 16 * i);
+                const Vector even = shr_each_i64(add_i64(mul_even(e, r), half), shift);
+                const Vector odd = shr_each_i64(add_i64(mul_even(shr_i64(e, 32), r), half), shift);
+                codes[i] = min_i32(permute2_i32(even, low_halves, odd), last);
+            }
+            store_weights(narrow(codes[0], codes[1], codes[2], codes[3]), d, by_distance);
+        }
+    }
+
+    const Attention& head_;
+    const AttentionBytes& bytes_;
+    std::int64_t length_;
+    Vector last_;
+};
+
+}  // namespace fqvit::FQVIT_AVX512_NAMESPACE
