@@ -76,21 +76,31 @@ class Plan:
 
 def library(name: str) -> ModuleType:
     """Import timm or transformers, even if torchvision was built for another torch: its operators are declared, not called."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            importlib.import_module("torchvision")
+        except (ImportError, RuntimeError):  # RuntimeError: its operators are missing
+            _declare_operators()
+        return importlib.import_module(name)
+
+
+def _declare_operators() -> None:
     for operator in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, operator):
             own = torch.library.Library("torchvision", "FRAGMENT")
             own.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
             DECLARED.append(own)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return importlib.import_module(name)
 
 
 def randomised(module: nn.Module) -> nn.Module:
-    """Add noise to tensors that are all zeros, all ones or the like after construction, so that no term vanishes."""
+    """Add noise to tensors that are constant or nearly so after construction, so that no term vanishes.
+
+    timm initialises class tokens with a standard deviation of 1e-6, whose rounding error a norm would magnify.
+    """
     generator = torch.Generator().manual_seed(0)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if tensor.is_floating_point() and tensor.numel() and bool((tensor == tensor.flatten()[0]).all()):
+        if tensor.is_floating_point() and tensor.numel() and bool((tensor - tensor.flatten()[0]).abs().max() < 1e-3):
             noise = torch.randn(tensor.shape, generator=generator)
             tensor.data = tensor.data * (1 + 0.1 * noise.abs()) if name.endswith("var") else tensor.data + 0.1 * noise
     return module.eval()

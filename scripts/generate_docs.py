@@ -155,6 +155,7 @@ def command_line() -> str:
         "| exit code | meaning |",
         "|---|---|",
         "| 0 | done |",
+        "| 1 | a bug in fqvit, with a traceback on stderr; please report it |",
         "| 2 | a mistake in the command, a file or an image; one line on stderr names it and the remedy |",
         "| 128 + signal | stopped: 130 by Ctrl-C, 143 by SIGTERM, 129 by a closed terminal, 141 by a closed pipe |",
     ]

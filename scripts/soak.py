@@ -5,7 +5,8 @@ Every result must match the reference bit for bit, every damaged file must be re
     python scripts/soak.py --seconds 600 --processes 2 --threads 8
 
 The parent process creates programs and computes their results with the reference. Workers, which never import torch, run them.
-A folder of programs has the layout of tests/golden: NAME.fqvit, and NAME.npz with `images` and `output`.
+A folder of programs has the layout of tests/golden: NAME.fqvit, and NAME.npz with `images` and `output`. A detector is named
+detector.fqvit; detector.npz has `image0`, `boxes0`, `scores0`, `labels0` and `probabilities0`, then `image1`, and so on.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def state_of(config: VisionConfig) -> dict[str, Tensor]:
 
 
 class Hybrid(nn.Module):
-    """A convolution whose name is `pixels`, a gated MLP with SiLU, and a feature map before the pooled output."""
+    """A convolution named `pixels`, as the input of a program is, a gated MLP with SiLU, mean pooling and a classifier."""
 
     def __init__(self) -> None:
         super().__init__()

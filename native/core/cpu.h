@@ -1,5 +1,5 @@
 // Detects at run time which integer instructions the CPU and the operating system support, so that one build serves
-// every machine. Covers x86-64 (GCC, Clang) and AArch64 (Linux, macOS); elsewhere every feature is false.
+// every machine. Covers x86-64 (GCC, Clang) and AArch64 (Linux, macOS, Windows); elsewhere every feature is false.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,8 @@
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
+#elif defined(__aarch64__) && defined(_WIN32)
+extern "C" __declspec(dllimport) int __stdcall IsProcessorFeaturePresent(unsigned long feature);  // of windows.h
 #endif
 
 namespace fqvit {
@@ -21,7 +23,7 @@ struct CpuFeatures {
     bool avx512_vbmi = false;   // permutations of bytes, 512 bits (with F, BW, VL, DQ and IFMA)
     bool neon = false;          // 4 x i32
     bool neon_dotprod = false;  // sdot, udot
-    bool neon_i8mm = false;     // smmla, usdot
+    bool neon_i8mm = false;     // smmla, usmmla
 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -69,6 +71,17 @@ inline CpuFeatures cpu_features() {
     found.neon = true;
     found.neon_dotprod = has("hw.optional.arm.FEAT_DotProd");
     found.neon_i8mm = has("hw.optional.arm.FEAT_I8MM");
+    return found;
+}
+
+#elif defined(__aarch64__) && defined(_WIN32)
+
+inline CpuFeatures cpu_features() {
+    constexpr unsigned long dotprod = 43, i8mm = 66;  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE, PF_ARM_V82_I8MM_...
+    CpuFeatures found;
+    found.neon = true;
+    found.neon_dotprod = IsProcessorFeaturePresent(dotprod) != 0;
+    found.neon_i8mm = IsProcessorFeaturePresent(i8mm) != 0;
     return found;
 }
 

@@ -17,7 +17,9 @@ std::vector<KernelSet> available_kernels() {
         {"avx512_vnni", cpu.avx512_vnni ? gemm_avx512_vnni() : nullptr, cpu.avx512_vbmi ? kernels_avx512() : avx2},
         {"avx_vnni", cpu.avx_vnni ? gemm_avx_vnni() : nullptr, avx2},
         {"avx2", cpu.avx2 ? gemm_avx2() : nullptr, avx2},
-        {"neon_dotprod", cpu.neon_dotprod ? gemm_neon_dotprod() : nullptr, kernels_scalar()},
+        {"neon_i8mm", cpu.neon_i8mm && cpu.neon_dotprod ? gemm_neon_i8mm() : nullptr, kernels_neon_dotprod()},
+        {"neon_dotprod", cpu.neon_dotprod ? gemm_neon_dotprod() : nullptr, kernels_neon_dotprod()},
+        {"neon", cpu.neon ? gemm_neon() : nullptr, kernels_neon()},
         {"scalar", gemm_scalar(), kernels_scalar()},
     };
     std::vector<KernelSet> found;

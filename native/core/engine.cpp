@@ -354,6 +354,11 @@ const std::uint8_t* Engine::buffer(int number) const {
 }
 
 const char* Engine::instruction_set() const { return state_->kernels.name; }
+std::int64_t Engine::macs() const {
+    std::int64_t sum = 0;
+    for (const std::unique_ptr<Op>& op : state_->ops) sum += op->macs();
+    return sum;
+}
 int Engine::threads() const { return state_->pool->threads(); }
 std::size_t Engine::arena_bytes() const { return state_->arena_bytes; }
 std::size_t Engine::run_bytes() const { return state_->arena_bytes + state_->scratch_bytes; }

@@ -77,6 +77,7 @@ public:
     bool keeps(int number) const;                  // whether buffer() can return this value
     const std::uint8_t* buffer(int number) const;  // valid until the next run. Needs keep_buffers
     const char* instruction_set() const;
+    std::int64_t macs() const;  // multiply-accumulates of the matrix products, per image
     int threads() const;
     std::size_t arena_bytes() const;     // buffers of one image
     std::size_t run_bytes() const;       // arena and scratch of one image

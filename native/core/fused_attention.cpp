@@ -73,17 +73,16 @@ std::unique_ptr<FusedAttention> FusedAttention::make(const MatMul& scores, const
     a.masked_code = static_cast<std::int32_t>(a.kind == Attention::LOG       ? softmax.last
                                               : a.kind == Attention::UNIFORM ? 0
                                                                              : fused->table_.back());
-    if (a.kind == Attention::RELATIVE) {
-        a.sixteen_codes = true;
-        for (std::size_t d = 0; d < std::min<std::size_t>(fused->table_.size(), 256); ++d) {
-            fused->code_by_distance_[d] = static_cast<std::uint8_t>(fused->table_[d]);
-            a.sixteen_codes = a.sixteen_codes && fused->table_[d] < 16;
-        }
-        for (std::size_t code = 0; code < std::min<std::size_t>(fused->weight_.size(), 16); ++code) {
-            const auto word = static_cast<std::uint16_t>(fused->weight_[code]);
-            fused->weight_low_[code] = static_cast<std::uint8_t>(word & 255);
-            fused->weight_high_[code] = static_cast<std::uint8_t>(word >> 8);
-        }
+    a.sixteen_codes = a.kind == Attention::RELATIVE || softmax.last < 16;
+    for (std::size_t d = 0; a.kind == Attention::RELATIVE && d < std::min<std::size_t>(fused->table_.size(), 256);
+         ++d) {
+        fused->code_by_distance_[d] = static_cast<std::uint8_t>(fused->table_[d]);
+        a.sixteen_codes = a.sixteen_codes && fused->table_[d] < 16;
+    }
+    for (std::size_t code = 0; code < std::min<std::size_t>(fused->weight_.size(), 16); ++code) {
+        const auto word = static_cast<std::uint16_t>(fused->weight_[code]);
+        fused->weight_low_[code] = static_cast<std::uint8_t>(word & 255);
+        fused->weight_high_[code] = static_cast<std::uint8_t>(word >> 8);
     }
     fused->index_ = scores.index, fused->region_ = softmax.region;
     fused->bias_rows_ = scores.bias.empty() ? 0 : static_cast<std::int64_t>(scores.bias.size()) / heads;

@@ -35,7 +35,7 @@ void check_roi_align(const RoiAlign& a) {
 
 RoiAlignScratch::RoiAlignScratch(const RoiAlign& a)
     : numerators(static_cast<std::size_t>(std::max(a.height, a.width))),
-      strip(static_cast<std::size_t>(a.width * a.channels)),
+      strip(static_cast<std::size_t>(a.width * a.channels + 16)),
       sums(static_cast<std::size_t>(a.channels)) {
     const auto bins = static_cast<std::size_t>(a.side);
     for (Axis* axis : {&rows, &columns}) axis->begin.resize(bins), axis->end.resize(bins);
@@ -79,9 +79,10 @@ void align_boxes_scalar(const RoiAlign& a, std::int64_t begin, std::int64_t end,
 }
 
 void roi_align(const RoiAlign& a, ThreadPool& pool, const std::string& instruction_set) {
-    const bool avx2 = std::string(select_kernels(instruction_set).name) != "scalar" && cpu_features().avx2;
+    const bool scalar = std::string(select_kernels(instruction_set).name) == "scalar";
     std::vector<RoiAlignScratch> scratch(static_cast<std::size_t>(pool.threads()), RoiAlignScratch(a));
-    const auto align = avx2 ? align_boxes_avx2 : align_boxes_scalar;
+    const CpuFeatures cpu = scalar ? CpuFeatures() : cpu_features();
+    const auto align = cpu.avx2 ? align_boxes_avx2 : cpu.neon ? align_boxes_neon : align_boxes_scalar;
     pool.run(a.count, 4, [&](int thread, std::int64_t begin, std::int64_t end) {
         align(a, begin, end, scratch[static_cast<std::size_t>(thread)]);
     });

@@ -82,7 +82,8 @@ void Detector::State::load(std::shared_ptr<Source> source) {
     if (!container.metadata.contains(DETECTOR_KEY)) {
         throw BadProgramWithRemedy(
             container.metadata.contains(PROGRAM_KEY)
-                ? "holds a classifier, not a detector. Use `fqvit eval`, `fqvit classify` or `fqvit export` with it"
+                ? "holds a classifier or an embedding model, not a detector. "
+                  "Use `fqvit eval`, `fqvit classify`, `fqvit embed` or `fqvit export` with it"
                 : "safetensors, but not a quantized program. Make one with `fqvit detect quantize --weights`");
     }
     json = checked_json(container, DETECTOR_KEY);

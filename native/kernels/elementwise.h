@@ -77,5 +77,6 @@ struct ElementwiseKernels {
 
 extern const ElementwiseKernels elementwise_scalar;
 extern const ElementwiseKernels elementwise_avx2;  // x86-64 only
+extern const ElementwiseKernels elementwise_neon;  // AArch64 only
 
 }  // namespace fqvit

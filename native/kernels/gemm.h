@@ -61,6 +61,8 @@ const Gemm* gemm_scalar();
 const Gemm* gemm_avx2();
 const Gemm* gemm_avx_vnni();
 const Gemm* gemm_avx512_vnni();
+const Gemm* gemm_neon();
 const Gemm* gemm_neon_dotprod();
+const Gemm* gemm_neon_i8mm();
 
 }  // namespace fqvit

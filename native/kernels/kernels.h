@@ -114,12 +114,12 @@ struct Attention {
     const std::int16_t* weight;  // weight of each code, multiplied with v - v_zero
     std::int32_t sign;           // -1: weights are stored negated, because 2^15 does not fit in i16
     std::int32_t masked_code;    // code of tokens in another region
-    // RELATIVE, for vector code: the code of each distance up to 255; low and high bytes of the weights of 16 codes.
+    // For vector code: RELATIVE: the code of each distance up to 255; low and high bytes of the weights of 16 codes.
     const std::uint8_t* code_by_distance;
     const std::uint8_t* weight_low;
     const std::uint8_t* weight_high;
     const AttentionBytes* bytes;  // the tables above by byte
-    bool sixteen_codes;           // RELATIVE: all codes are below 16
+    bool sixteen_codes;           // all codes are below 16
     std::int64_t largest_weight;  // of all codes; > 0: each row is divided by the sum of its weights
     std::int32_t v_zero, y_zero, y_last;
     std::int64_t mult;
@@ -139,11 +139,13 @@ struct Kernels {
     std::size_t (*attention_scratch)(const Attention&);
     void (*multiply_row)(const RowProduct&, std::int32_t* acc);
     const ElementwiseKernels* elementwise;
-    bool groups_tables;  // the epilogue LOOKUP is faster if channels with the same table are adjacent
+    bool groups_tables = false;  // the epilogue LOOKUP is faster if channels with the same table are adjacent
 };
 
 const Kernels* kernels_scalar();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();  // needs VNNI and CpuFeatures::avx512_vbmi
+const Kernels* kernels_neon();
+const Kernels* kernels_neon_dotprod();
 
 }  // namespace fqvit

@@ -1,4 +1,4 @@
-// Packing for dot-product instructions, which multiply four adjacent bytes (a quad) per lane.
+// Packing for dot-product instructions, which multiply a few adjacent bytes per lane: four of most, called a quad.
 #pragma once
 
 #include <algorithm>
@@ -10,17 +10,18 @@
 
 namespace fqvit {
 
-// Packs w [O, K] into panels of `columns` outputs, [K / 4][columns][4] each: the quads k..k+3 of all columns are next
-// to each other. Pads K and O with zeros.
-inline AlignedVector<std::int8_t> pack_quads(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs,
-                                             std::int64_t columns) {
-    const std::int64_t panel = (inputs + 3) / 4 * 4 * columns;  // bytes
+// Packs w [O, K] into panels of `columns` outputs, [K / size][columns][size] each: the groups k..k + size - 1 of all
+// columns are next to each other. Pads K to a multiple of `step`, and O, with zeros.
+template <int size>
+AlignedVector<std::int8_t> pack_groups(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs,
+                                       std::int64_t columns, std::int64_t step) {
+    const std::int64_t panel = round_up(inputs, step) * columns;  // bytes
     AlignedVector<std::int8_t> packed(static_cast<std::size_t>((outputs + columns - 1) / columns * panel));
     for (std::int64_t o = 0; o < outputs; ++o) {
-        std::int8_t* to = packed.data() + o / columns * panel + o % columns * 4;
+        std::int8_t* to = packed.data() + o / columns * panel + o % columns * size;
         const std::int8_t* from = w + o * inputs;
-        for (std::int64_t k = 0; k < inputs; k += 4, to += 4 * columns) {
-            std::memcpy(to, from + k, static_cast<std::size_t>(std::min<std::int64_t>(4, inputs - k)));
+        for (std::int64_t k = 0; k < inputs; k += size, to += size * columns) {
+            std::memcpy(to, from + k, static_cast<std::size_t>(std::min<std::int64_t>(size, inputs - k)));
         }
     }
     return packed;
@@ -39,6 +40,11 @@ inline std::vector<std::int8_t> unpack_quads(const AlignedVector<std::int8_t>& p
         }
     }
     return w;
+}
+
+inline AlignedVector<std::int8_t> pack_quads(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs,
+                                             std::int64_t columns) {
+    return pack_groups<4>(w, outputs, inputs, columns, 4);
 }
 
 }  // namespace fqvit

@@ -4,7 +4,8 @@
 //     y[c] = clamp(requantize(sum_x wx[x] strip[x, c]) + head_zero)
 //
 // Exact because the limits in core/roialign.h keep every sum below 2^31. Compilers vectorize the plain loops over
-// channels: core/roialign.cpp compiles them for every CPU, avx2/roialign_avx2.cpp for AVX2.
+// channels: core/roialign.cpp compiles them for every CPU, avx2/roialign_avx2.cpp for AVX2. neon/roialign_neon.cpp has
+// its own loops.
 #pragma once
 
 #include <algorithm>
@@ -32,13 +33,15 @@ struct RoiAlignScratch {
         std::vector<std::int64_t> begin, end;
     };
     Axis rows, columns;
-    std::vector<std::int64_t> numerators;   // [cells]
-    std::vector<std::int32_t> strip, sums;  // [width][channels], [channels]
+    std::vector<std::int64_t> numerators;  // [cells]
+    // [width][channels] and 16 elements that vectors may read and write, [channels]
+    std::vector<std::int32_t> strip, sums;
 };
 
 // Computes boxes begin..end - 1.
 void align_boxes_scalar(const RoiAlign& a, std::int64_t begin, std::int64_t end, RoiAlignScratch& scratch);
 void align_boxes_avx2(const RoiAlign& a, std::int64_t begin, std::int64_t end, RoiAlignScratch& scratch);
+void align_boxes_neon(const RoiAlign& a, std::int64_t begin, std::int64_t end, RoiAlignScratch& scratch);
 
 // Computes the weights of one axis of a box that spans low..high, in the units of boxes.
 void find_weights(std::int64_t low, std::int64_t high, std::int64_t cell, std::int64_t bins, std::int64_t size,
@@ -93,14 +96,22 @@ FQVIT_ALWAYS_INLINE void align_box(const RoiAlign& a, RoiAlignScratch& scratch, 
     }
 }
 
-FQVIT_ALWAYS_INLINE void align_boxes(const RoiAlign& a, std::int64_t begin, std::int64_t end,
-                                     RoiAlignScratch& scratch) {
+struct AlignBox {
+    FQVIT_ALWAYS_INLINE void operator()(const RoiAlign& a, RoiAlignScratch& scratch, std::uint8_t* y) const {
+        align_box(a, scratch, y);
+    }
+};
+
+// Calls align(a, scratch, y) for every box after its weights are computed.
+template <class Align = AlignBox>
+FQVIT_ALWAYS_INLINE void align_boxes(const RoiAlign& a, std::int64_t begin, std::int64_t end, RoiAlignScratch& scratch,
+                                     const Align& align = {}) {
     for (std::int64_t n = begin; n < end; ++n) {
         const std::int64_t* box = a.boxes + 4 * n;
         find_weights(box[1], box[3], a.cell, a.side, a.height, scratch.numerators, scratch.rows);
         find_weights(box[0], box[2], a.cell, a.side, a.width, scratch.numerators, scratch.columns);
         const std::int64_t place = a.places == nullptr ? n : a.places[n];
-        align_box(a, scratch, a.y + place * a.side * a.side * a.channels);
+        align(a, scratch, a.y + place * a.side * a.side * a.channels);
     }
 }
 

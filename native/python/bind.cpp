@@ -9,6 +9,7 @@
 
 #include "core/cpu.h"
 #include "core/model.h"
+#include "core/peak.h"
 #include "core/roialign.h"
 #include "image/preprocess.h"
 #include "python/bind.h"
@@ -191,6 +192,15 @@ nb::object roi_align(const FeatureMap& map, const Boxes& boxes, std::int64_t sid
     return out;
 }
 
+nb::tuple peak(const std::string& instruction_set) {
+    fqvit::Peak found{};
+    {
+        const WithoutGil without;
+        found = fqvit::measure_peak(instruction_set);
+    }
+    return nb::make_tuple(found.instruction_set, found.macs_per_second);
+}
+
 fqvit::Interpolation interpolation_of(const std::string& name) {
     fqvit::require(name == "bilinear" || name == "bicubic", "preprocess: interpolation is ", name,
                    ", expected bilinear or bicubic");
@@ -217,6 +227,8 @@ NB_MODULE(_native, m) {
     m.def("cpu_features", &features, "Return which integer instruction sets this machine supports.");
     m.def("instruction_sets", &fqvit::instruction_sets,
           "Return the instruction sets that this build contains and this CPU supports, fastest first.");
+    m.def("peak", &peak, nb::arg("instruction_set") = "",
+          "Measure the multiply-accumulates per second of the matrix micro-kernel in the L1 cache, on one thread.");
     m.def("roi_align", &roi_align, nb::arg("map").noconvert(), nb::arg("boxes").noconvert(), nb::arg("side"),
           nb::arg("cell"), nb::arg("zero"), nb::arg("mult"), nb::arg("shift"), nb::arg("head_zero"), nb::arg("last"),
           nb::arg("threads"), nb::arg("instruction_set") = "",
@@ -251,6 +263,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("output_kind", [](const fqvit::Model& model) { return model.header().output.kind_name(); })
         .def_prop_ro("outputs", &describe_outputs)
         .def_prop_ro("instruction_set", [](const fqvit::Model& model) { return model.engine().instruction_set(); })
+        .def_prop_ro("macs", [](const fqvit::Model& model) { return model.engine().macs(); })
         .def_prop_ro("threads", [](const fqvit::Model& model) { return model.engine().threads(); })
         .def_prop_ro("arena_bytes", [](const fqvit::Model& model) { return model.engine().arena_bytes(); })
         .def_prop_ro("run_bytes", [](const fqvit::Model& model) { return model.engine().run_bytes(); })

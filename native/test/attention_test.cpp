@@ -187,6 +187,33 @@ int draw_shift(Random& random, std::int64_t most, std::int64_t mult) {
     return static_cast<int>(std::clamp<std::int64_t>(shift + random.within(-4, 2), 1, 62));
 }
 
+// A head with log2 codes as in networks: rows with equal scores have small weights, other rows large and small ones.
+void draw_log2(Case& c, Random& random) {
+    Attention& head = c.head;
+    head.kind = Attention::LOG;
+    head.tokens = one_of<std::int64_t>(random, {130, 197, 257});
+    head.queries = random.within(1, 40), head.width = 32, head.value_width = 32;
+    head.q_stride = head.k_stride = head.v_stride = head.y_stride = 32;
+    head.q_zero = 120, head.k_zero = 130, head.v_zero = static_cast<std::int32_t>(random.within(100, 160));
+    head.score_zero = head.y_zero = 128, head.score_last = head.y_last = 255, head.softmax_last = 15, head.sign = -1;
+    head.masked_code = 15;
+    for (int d = 0; d < 256; ++d) c.table.push_back(static_cast<std::int32_t>(std::exp(20 * std::log(2.0) - d * 0.1)));
+    for (int code = 0; code < 16; ++code)
+        c.weight.push_back(static_cast<std::int16_t>(code == 15 ? 0 : -(32768 >> code)));
+    const auto codes = [&](std::int64_t rows) {
+        std::vector<std::uint8_t> x(static_cast<std::size_t>(rows * 32));
+        for (std::uint8_t& code : x) code = static_cast<std::uint8_t>(random.within(0, 255));
+        return x;
+    };
+    c.q = codes(head.queries), c.k = codes(head.tokens), c.v = codes(head.tokens);
+    for (std::int64_t m = 0; m < head.queries; ++m) {
+        if (random.within(0, 1) == 0) std::fill_n(c.q.begin() + m * 32, 32, std::uint8_t{120});
+    }
+    c.y.assign(c.q.size(), POISON);
+    head.score_mult = 1 << 30, head.score_shift = 40, head.mult = 1 << 30, head.shift = 44;
+    prepare(c);
+}
+
 void draw(Case& c, Random& random) {
     Attention& head = c.head;
     head.tokens = one_of<std::int64_t>(random, {1, 2, 3, 15, 16, 17, 33, 47, 49, 63, 64, 65, 100, 129, 197, 300});
@@ -248,7 +275,7 @@ Tally check(const char* label, const Kernels& kernels, int cases) {
     Tally tally;
     for (int i = 0; i < cases; ++i) {
         Case c;
-        draw(c, random);
+        i % 10 == 0 ? draw_log2(c, random) : draw(c, random);
         const std::size_t bytes = kernels.attention_scratch(c.head);
         const std::vector<std::uint8_t> wanted = expected(c);
         if (bytes == 0 || wanted.empty()) continue;
@@ -282,6 +309,8 @@ int main(int argc, char** argv) {
     const Entry entries[] = {
         {"avx2", kernels_avx2(), cpu.avx2, 4000},
         {"avx512", kernels_avx512(), cpu.avx512_vbmi && cpu.avx512_vnni, 4000},
+        {"neon", kernels_neon(), cpu.neon, 1000},
+        {"neon_dotprod", kernels_neon_dotprod(), cpu.neon_dotprod, 1000},
 #ifdef FQVIT_AVX512_SHIM
         {"avx512_shim", kernels_avx512_shim(), true, 1000},
 #endif

@@ -167,7 +167,9 @@ int main(int argc, char** argv) {
         {"avx512_vnni", gemm_avx512_vnni(), cpu.avx512_vnni},
         {"avx_vnni_shim", gemm_avx_vnni_shim(), true},
         {"avx512_vnni_shim", gemm_avx512_vnni_shim(), true},
+        {"neon", gemm_neon(), cpu.neon},
         {"neon_dotprod", gemm_neon_dotprod(), cpu.neon_dotprod},
+        {"neon_i8mm", gemm_neon_i8mm(), cpu.neon_i8mm},
     };
     Tally all;
     for (const Entry& entry : entries) {

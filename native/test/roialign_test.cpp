@@ -1,4 +1,4 @@
-// Compares RoIAlign with scalar code on one thread and with the fastest instruction set on three threads, on random and
+// Compares the scalar RoIAlign on one thread with that of the fastest instruction set on three threads, on random and
 // extreme boxes. `make sanitize` builds it with sanitizers; tests/detect compares the bits with numpy.
 // Exits with 1 if something differs.
 #include "core/roialign.h"

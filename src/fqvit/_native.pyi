@@ -17,6 +17,9 @@ def cpu_features() -> dict[str, bool]:
 def instruction_sets() -> list[str]:
     """Return the instruction sets that this build contains and this CPU supports, fastest first."""
 
+def peak(instruction_set: str = "") -> tuple[str, int]:
+    """Return the instruction set, and the multiply-accumulates per second of its micro-kernel on data in the L1 cache."""
+
 def roi_align(
     map: NDArray[np.uint8],
     boxes: NDArray[np.int64],
@@ -71,6 +74,9 @@ class Model:
         """Name, kind, scale, zero point, type (u8, u16 or i32), shape and exponents alpha (often none) of every output."""
     @property
     def instruction_set(self) -> str: ...
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of the matrix products for one image."""
     @property
     def threads(self) -> int: ...
     @property

@@ -16,6 +16,9 @@ from fqvit.bench.measure import Measured, Note
 from fqvit.bench.ops import OpTime
 from fqvit.bench.peers import Skipped
 from fqvit.bench.rounds import Timing, differing_logits
+from fqvit.runtime.native import Peak
+
+PEAK = Peak("avx2", 40.0)
 
 
 def timing(name: str, threads: int = 1, batch: int = 2, cpu: float = 0.004, wall: float = 0.002) -> Timing:
@@ -27,7 +30,8 @@ def found() -> Measured:
     one = [timing("fqvit"), timing("torch fp32", cpu=0.008, wall=0.02)]
     two = [timing("fqvit", threads=2), timing("torch fp32", threads=2, cpu=0.008, wall=0.02)]
     notes = {"fqvit": Note(True, "avx2 kernels"), "torch fp32": Note(None, "2.13, eager")}
-    return Measured([one, two], notes, [Skipped("openvino fp32", "pip install openvino")], [], "random weights")
+    skipped = [Skipped("openvino fp32", "pip install openvino")]
+    return Measured([one, two], notes, skipped, [], "random weights", PEAK, {"fqvit": 10_000_000})
 
 
 def test_times_are_per_image_and_ratios_use_the_clock_of_the_setting(found: Measured) -> None:
@@ -36,6 +40,16 @@ def test_times_are_per_image_and_ratios_use_the_clock_of_the_setting(found: Meas
     assert [row.ratio for row in one] == [1.0, 2.0]  # CPU time for one thread
     assert [row.ratio for row in two] == [1.0, 10.0]  # wall time for several
     assert one[0].peak_mb == 50.0 and one[0].runs == 3
+
+
+def test_the_share_of_the_peak_counts_all_threads_and_only_programs(found: Measured) -> None:
+    one, two = (report.rows(timings, found) for timings in found.timings)
+    assert [row.peak_share for row in one] == [0.125, None]  # 10 million in 2 ms of CPU time: 5 of 40 billion per second
+    assert [row.peak_share for row in two] == [0.125, None]  # in 1 ms of wall time, on two threads
+    assert "12 %" in report.text(found)
+    assert "40 billion per second and thread that the avx2 micro-kernel" in report.text(found)
+    result = report.summary(found)
+    assert (result["instruction_set"], result["peak_gmacs"], result["macs"]) == ("avx2", 40.0, {"fqvit": 10_000_000})
 
 
 def test_values_that_the_system_does_not_report_are_left_out(found: Measured) -> None:
@@ -100,13 +114,10 @@ def test_op_times_are_summed_by_kind_slowest_first() -> None:
     ]
 
 
-def test_speeds_are_compared_with_the_fastest_large_op() -> None:
-    fastest = ops.fastest_large_op(TIMES)
-    assert fastest is not None and fastest.name == "fc1" and fastest.gmacs == pytest.approx(30.0)
-    assert ops.fastest_large_op([TIMES[1]]) is None
-    text = ops.text(TIMES)
-    assert "100 % is fc1 with 30.0 GMAC/s" in text and "33 %" in text
-    assert "layernorm" in ops.text([TIMES[1]])
+def test_speeds_are_compared_with_the_peak() -> None:
+    text = ops.text(TIMES, PEAK)
+    assert "100 % of peak is 40.0 GMAC/s" in text and "75 %" in text  # fc1 reaches 30
+    assert "layernorm" in ops.text([TIMES[1]], PEAK)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fqvit.bench import peers
+from fqvit.runtime.native import instruction_sets
 from tests.cli.command_line import assert_rejected, fqvit
 
 pytest.importorskip("torch")
@@ -28,6 +29,10 @@ def test_bench_compares_a_program_with_torch(program: Path) -> None:
     for row in setting["results"]:
         assert row["runs"] >= 2 and 0 < row["cpu_min"] <= row["cpu_median"] and row["peak_mb"] > 10
     assert result["model"] == "fmnist_vit" and result["recipe"] == "fqvit" and result["skipped"] == []
+    assert result["instruction_set"] == instruction_sets()[0] and result["peak_gmacs"] > 0.1
+    assert result["macs"]["fqvit"] > 20_000_000
+    ours, peer = setting["results"]
+    assert 0 < ours["peak_share"] < 1 and peer["peak_share"] is None
     assert result["peer_weights"].startswith("fmnist_vit.safetensors")  # the embedded weights
 
 
@@ -43,6 +48,7 @@ def test_bench_without_other_runtimes_lists_ops(program: Path) -> None:
     done = fqvit("bench", program, "--against", "none", "--rounds", 1, "--ops")
     assert done.code == 0, done.err
     assert "1 thread, batch 1" in done.out and "GMAC/s" in done.out and "layernorm" in done.out
+    assert f", {instruction_sets()[0]}; 1 round." in done.out and "of peak" in done.out
     result = fqvit("bench", program, "--against", "none", "--rounds", 1, "--ops", "--json").json["by_op"]
     assert sum(kind["count"] for kind in result["kinds"]) == len(result["ops"]) > 20
     assert sum(op["macs"] for op in result["ops"]) > 20_000_000

@@ -1,4 +1,4 @@
-"""Test `fqvit quantize` with profiles and with the recipes that need a second pass over images: auto and w4."""
+"""Test `fqvit quantize` with profiles and with the recipes auto and w4, and `fqvit compare` on the resulting programs."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_unusable_folders_are_rejected_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match="no class sub-folders"):
         ImageFolder.labelled(tmp_path, GREY, 2)
     save(tmp_path / "cat" / "b.png")
-    with pytest.raises(FqvitError, match=r"1 images outside the class sub-folders \(a.png first\)"):
+    with pytest.raises(FqvitError, match=r"images outside the class sub-folders: 1 \(a.png first\)"):
         ImageFolder.labelled(tmp_path, GREY, ["cat"])
 
 

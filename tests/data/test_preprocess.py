@@ -1,4 +1,4 @@
-"""Test Preprocess.apply against torchvision's rules, and with every image mode and file format."""
+"""Test Preprocess.apply against the rules of torchvision, and with many image modes and file formats."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_image_of_the_right_size_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "LA", "CMYK", "YCbCr", "HSV", "I", "I;16", "I;16B", "PA", "RGBa"])
-def test_every_mode_becomes_eight_bit_pixels(mode: str) -> None:
+def test_images_of_many_modes_become_eight_bit_pixels(mode: str) -> None:
     grey = picture(50, 40).convert("L")
     if mode.startswith("I"):
         dtype = {"I": "<i4", "I;16": "<u2", "I;16B": ">u2"}[mode]

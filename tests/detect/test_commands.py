@@ -1,4 +1,4 @@
-"""`fqvit detect quantize`, `eval` and `inspect` on small random detectors and synthetic shapes, with good and bad input."""
+"""`fqvit detect quantize`, `fqvit detect eval` and `fqvit inspect` on small random detectors, with good and bad input."""
 
 from __future__ import annotations
 

@@ -97,15 +97,19 @@ def test_the_fingerprint_covers_every_part() -> None:
     seen = {whole.fingerprint()}
     settings = msgspec.structs.replace(whole.settings, score=0.5)
     between = msgspec.structs.replace(whole.between, score=1)
-    others: list[Json] = [{"model": "x"}, {"source": "x"}, {"settings": settings}, {"between": between}]
+    others: list[Json] = [{"model": "x"}, {"source": "x"}, {"settings": settings}, {"between": between}, {"resize": "rounded"}]
+    others.append({"pyramid": with_changed_constant(whole.pyramid)})
     for kind, programs in (("boxes", whole.boxes), ("masks", whole.masks)):
         for stage, part in enumerate(programs):
-            name = next(iter(part.constants))
-            changed = Program(part.header, {**part.constants, name: part.constants[name] ^ 1})
-            others.append({kind: (*programs[:stage], changed, *programs[stage + 1 :])})
+            others.append({kind: (*programs[:stage], with_changed_constant(part), *programs[stage + 1 :])})
     for other in others:
         seen.add(dataclasses.replace(whole, **other).fingerprint())
     assert len(seen) == len(others) + 1
+
+
+def with_changed_constant(program: Program) -> Program:
+    name = next(iter(program.constants))
+    return Program(program.header, {**program.constants, name: program.constants[name] ^ 1})
 
 
 def test_a_detector_that_does_not_verify_is_not_saved(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_refinement_and_selection_equal_the_float_ones(deltas_per_box: int) -> N
     assert (found.labels == exact.labels).all() and np.abs(found.boxes / 256 - exact.boxes).max() <= 1 / 128
 
 
-def test_large_images_are_resized_without_floats() -> None:
+def test_images_are_enlarged_without_floats() -> None:
     watch = Watch()
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (70, 300, 3), np.uint8))
     sys.setprofile(watch)

@@ -23,6 +23,7 @@ from fqvit.quant.recipe import Recipe, load_recipe, with_bits, with_profile  # n
 from fqvit.runtime.reference import run  # noqa: E402
 from tests.factories import MODELS, calibration_of, float_model, images_for  # noqa: E402
 from tests.golden.cosine import cosine  # noqa: E402
+from tests.golden.fraction import fraction  # noqa: E402
 from tests.golden.test_golden import HERE  # noqa: E402
 
 TARGETS = ("ort", "openvino", "tensorrt")
@@ -83,6 +84,17 @@ def test_uncentered_norms_and_multipliers_per_head_reproduce_the_logits(target: 
     assert {node.op_type for node in model.graph.node} <= STANDARD | {"Sqrt"}
     expected = run(program, images) * program.header.output.scale
     assert correlation(logits(model, images), expected) > 0.999
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_norms_with_fewer_fraction_bits_reproduce_the_logits(target: Any) -> None:
+    program = fraction()
+    images = images_for(program.header.preprocess, 16, 3)
+    model, _ = build(program, target)
+    expected = run(program, images) * program.header.output.scale
+    found = logits(model, images)
+    assert correlation(found, expected) > 0.999
+    assert np.median(np.abs(found - expected)) < 0.01 * expected.std()
 
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -84,6 +85,21 @@ def test_windows_with_a_cyclic_shift_are_captured() -> None:
 
     model.body = body
     assert "Scores" in kinds(captured(model))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_heads_before_windows_become_heads_after_windows(count: int) -> None:
+    """NesT has the axes [N, heads, windows, tokens, width], and joins the heads with the channels of a head first."""
+    model = Tokens(lambda x: x, qkv=nn.Linear(8, 24), proj=nn.Linear(8, 8))
+
+    def body(x: Tensor, layers: nn.ModuleDict) -> Tensor:
+        windows = x.reshape(-1, count, 16 // count, 8)
+        q, k, v = layers["qkv"](windows).reshape(-1, count, 16 // count, 3, HEADS, WIDTH).permute(3, 0, 4, 1, 2, 5).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v).permute(0, 2, 3, 4, 1).flatten(-2)
+        return layers["proj"](y).reshape(-1, 16, 8)
+
+    model.body = body
+    assert [kind for kind in kinds(captured(model)) if kind != "Route"] == FUSED
 
 
 def test_cosine_attention_has_a_factor_per_head() -> None:

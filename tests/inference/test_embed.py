@@ -55,7 +55,7 @@ class Killed(BaseException):
 
 
 def kill_after(monkeypatch: pytest.MonkeyPatch, runs: int) -> list[int]:
-    """Make the program raise Killed after so many batches; returns a list of the sizes of all batches."""
+    """Make the program raise Killed after `runs` batches; returns a list that collects the sizes of the batches."""
     original, sizes = ProgramModel.run, []
 
     def run(self: ProgramModel, pixels: Any, wanted: Any) -> Any:
@@ -115,6 +115,18 @@ def test_too_many_unreadable_images_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match=r"1 of 20 images cannot be read, at most 1 %"):
         embed_file(job_of(place), tmp_path / "out.npy")
     assert not (tmp_path / "out.npy").exists()
+    (place / "0" / "0004.png").write_bytes((place / "0" / "0002.png").read_bytes())
+    done = embed_file(job_of(place), tmp_path / "out.npy")  # reads the part with the repaired image again
+    assert (done.images, done.skipped) == (20, [])
+
+
+def test_nothing_is_left_if_no_image_can_be_read(tmp_path: Path) -> None:
+    place = folder_of(tmp_path / "photos", 2)
+    for path in place.rglob("*.png"):
+        path.write_text("no picture")
+    with pytest.raises(FqvitError, match="cannot be read|can be read"):
+        embed_file(job_of(place), tmp_path / "out.npy")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["photos"]
 
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
@@ -235,7 +247,7 @@ def test_a_folder_of_images_is_cut_into_pieces(tmp_path: Path, monkeypatch: pyte
     assert names == sorted(f"{number % 2}/{number:04}.png" for number in range(40))
 
 
-def test_small_shards_tolerate_unreadable_images_but_all_together_do_not(tmp_path: Path) -> None:
+def test_the_share_of_unreadable_images_is_that_of_all_shards_together(tmp_path: Path) -> None:
     place = tmp_path / "tars"
     for number in range(9):
         tar_of(place / f"x-{number}.tar", range(number * 13, (number + 1) * 13))

@@ -1,4 +1,7 @@
-"""Embed on a Ray cluster of two nodes on this machine: the files of one process, also if a worker or a node is lost."""
+"""Embed on a Ray cluster of two nodes on this machine.
+
+The files equal those of a single process, even if a worker or a node is lost.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ SHARDS, ROWS = 6, 700
 
 
 def patiently(start: Callable[[], Any]) -> Any:
-    """Start a node. Ray gives up after 30 seconds, which a busy machine may need."""
+    """Start a node, in up to four attempts: Ray gives up after 30 seconds, and a busy machine may take longer."""
     for attempt in range(4):
         try:
             return start()

@@ -1,7 +1,7 @@
 """Tests of the bounds that each op proves: the largest intermediate results, and the number of bits that must hold them.
 
-A bound that is too small lets a program overflow; one that is too large rejects valid programs. Every case here has one channel
-or equal channels, so that the worst case is known. See also: test_proofs.py (inputs that reach the bounds).
+A bound that is too small lets a program overflow; one that is too large rejects valid programs. In every case here one channel
+decides, or all channels are equal, so that the worst case is known. See also: test_proofs.py (inputs that reach the bounds).
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def test_wrong_arguments_are_rejected(api: Api) -> None:
     found = c_void_p()
     assert api.lib.fqvit_detector_detect(handle, byref(image_of(pixels)), byref(found)) == ARGUMENT, "freed"
     for path, status, said in (
-        (GOLDEN / "tiny_v1.fqvit", PROGRAM, "holds a classifier, not a detector"),
+        (GOLDEN / "tiny_v1.fqvit", PROGRAM, "holds a classifier or an embedding model, not a detector"),
         (GOLDEN / "none.fqvit", FILE, "no such file"),
     ):
         with pytest.raises(LibraryError, match=said) as raised, loaded(api, path):

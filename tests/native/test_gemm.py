@@ -17,6 +17,14 @@ from tests.native.compilers import Compiler, core, run, tool
 ARM_ROOT = Path("/usr/aarch64-linux-gnu")
 GEMMS = [source for source in core() if "/gemm_" in source]
 VNNI = "kernels/vnni/gemm_vnni.cpp"
+# Tiles of 1 to 6 rows; with dot products also those of attention, 1 to 4 rows.
+NEON_TILES = {"kernels/neon/gemm_neon_dotprod.cpp": 6 + 4, "kernels/neon/gemm_neon_i8mm.cpp": 6}
+# Emulated CPUs and their instruction sets, fastest first: with i8mm, with dot products only, with neither.
+ARM_SETS = {
+    "max": ["neon_i8mm", "neon_dotprod", "neon", "scalar"],
+    "cortex-a76": ["neon_dotprod", "neon", "scalar"],
+    "cortex-a72": ["neon", "scalar"],
+}
 
 
 def passed(output: str) -> dict[str, int]:
@@ -25,10 +33,10 @@ def passed(output: str) -> dict[str, int]:
     return {name: int(count) for name, count in re.findall(r"^(\w+): (\d+) passed, 0 failed$", output, re.MULTILINE)}
 
 
-def emulated(program: Path) -> str:
+def emulated(program: Path, *arguments: str, cpu: str = "max") -> str:
     if not ARM_ROOT.is_dir():
         pytest.skip(f"needs the AArch64 libraries in {ARM_ROOT}")
-    return run(tool("qemu-aarch64", "qemu-aarch64-static"), "-cpu", "max", "-L", ARM_ROOT, program)
+    return run(tool("qemu-aarch64", "qemu-aarch64-static"), "-cpu", cpu, "-L", ARM_ROOT, program, *arguments)
 
 
 def gemm_test(compiler: Compiler) -> Path:
@@ -77,8 +85,17 @@ def test_vnni_tiles_stay_in_registers(x86_compiler: Compiler) -> None:
 
 
 @pytest.mark.nightly
-def test_the_neon_gemm_equals_three_plain_loops(aarch64_compiler: Compiler) -> None:
-    assert set(passed(emulated(gemm_test(aarch64_compiler)))) == {"scalar", "neon_dotprod"}
+@pytest.mark.parametrize("cpu", ARM_SETS)
+def test_the_neon_gemms_equal_three_plain_loops(cpu: str, aarch64_compiler: Compiler) -> None:
+    assert set(passed(emulated(gemm_test(aarch64_compiler), cpu=cpu))) == set(ARM_SETS[cpu])
+
+
+@pytest.mark.parametrize("source", NEON_TILES)
+def test_neon_tiles_stay_in_registers(source: str, aarch64_compiler: Compiler) -> None:
+    listing = run(tool("aarch64-linux-gnu-objdump"), "-d", "--no-show-raw-insn", aarch64_compiler.object(source))
+    tiles = re.findall(r"<\w*_tileILi\w*>:\n(.*?)\n\n", listing + "\n\n", re.DOTALL)
+    assert len(tiles) == NEON_TILES[source]
+    assert [line for tile in tiles for line in tile.splitlines() if re.search(r"\bq\d+.*\[sp", line)] == []
 
 
 def engine_test(compiler: Compiler) -> Path:
@@ -92,7 +109,8 @@ def test_a_transformer_gives_the_same_bits_on_every_instruction_set(compiler: Co
 
 
 @pytest.mark.nightly
-def test_the_whole_engine_runs_on_aarch64(aarch64_compiler: Compiler) -> None:
-    output = emulated(engine_test(aarch64_compiler))
-    assert "neon_dotprod: as scalar" in output and "scalar: as scalar" in output
+@pytest.mark.parametrize("cpu", ARM_SETS)
+def test_the_whole_engine_runs_on_aarch64(cpu: str, aarch64_compiler: Compiler) -> None:
+    output = emulated(engine_test(aarch64_compiler), cpu=cpu)
+    assert re.findall(r"^(\w+): as scalar$", output, re.MULTILINE) == ARM_SETS[cpu]
     passed(output)

@@ -23,11 +23,13 @@ from tests.detect.test_programs import lowered, packed, some_codes
 from tests.factories import embedded_program
 from tests.ir.draw import STYLES, Draw
 from tests.native.compilers import Compiler, run, tool
+from tests.native.test_gemm import ARM_SETS
 from tests.runtime.programs import program_with
 from tests.runtime.wide import accepted
 from tests.runtime.wide_moves import EVERY_WIDE
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+RANDOM_OPS = 40  # programs of each kind for AArch64
 
 
 def cases() -> Iterator[tuple[str, Program, Any]]:
@@ -57,10 +59,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """Write programs, images and the reference's outputs for answers_test; return the folder and the number of programs."""
     folder = tmp_path_factory.mktemp("answers")
     for name, program, images in cases():
-        program.save(folder / f"{name}.fqvit")
-        (folder / f"{name}.images").write_bytes(images.tobytes())
-        (folder / f"{name}.answers").write_bytes(b"".join(map(little_endian, Reference(program).run_all(images))))
+        write_case(folder, name, program, images)
     return folder, len(list(folder.glob("*.answers")))
+
+
+def write_case(folder: Path, name: str, program: Program, images: Any) -> None:
+    program.save(folder / f"{name}.fqvit")
+    (folder / f"{name}.images").write_bytes(images.tobytes())
+    (folder / f"{name}.answers").write_bytes(b"".join(map(little_endian, Reference(program).run_all(images))))
 
 
 def little_endian(x: Any) -> bytes:
@@ -80,15 +86,25 @@ def test_this_machine_matches_the_reference_bit_for_bit(compiler: Compiler, answ
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("machine, isas", [("aarch64", ["neon_dotprod", "scalar"]), ("s390x", ["scalar"])])
+@pytest.mark.parametrize("machine, cpu", [*(("aarch64", cpu) for cpu in ARM_SETS), ("s390x", "max")])
 def test_other_machines_match_the_reference_bit_for_bit(
-    machine: str, isas: list[str], answers: tuple[Path, int], request: pytest.FixtureRequest
+    machine: str, cpu: str, answers: tuple[Path, int], request: pytest.FixtureRequest
 ) -> None:
     compiler = request.getfixturevalue(f"{machine}_compiler")
     emulator, libraries = tool(f"qemu-{machine}"), Path(f"/usr/{machine}-linux-gnu")
     folder, programs = answers
-    output = run(emulator, "-cpu", "max", "-L", libraries, answers_test(compiler), folder)
+    isas = ARM_SETS[cpu] if machine == "aarch64" else ["scalar"]
+    output = run(emulator, "-cpu", cpu, "-L", libraries, answers_test(compiler), folder)
     assert output.splitlines() == [*isas, f"{2 * programs * len(isas)} passed, 0 failed"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", EVERY_WIDE)
+def test_random_ops_on_aarch64_match_the_reference_bit_for_bit(kind: str, aarch64_compiler: Compiler, tmp_path: Path) -> None:
+    for i, (program, images) in enumerate(islice(wide_cases(kind), RANDOM_OPS)):
+        write_case(tmp_path, str(i), program, images)
+    output = run(tool("qemu-aarch64"), "-cpu", "max", "-L", "/usr/aarch64-linux-gnu", answers_test(aarch64_compiler), tmp_path)
+    assert output.splitlines()[-1] == f"{2 * RANDOM_OPS * len(ARM_SETS['max'])} passed, 0 failed"
 
 
 @pytest.mark.nightly

@@ -16,10 +16,12 @@ from fqvit.errors import FqvitError
 from fqvit.ir.program import Site
 from fqvit.lowering.sites import scale_counts
 from fqvit.quant import channels
+from fqvit.quant.calibrate import SiteObserver
 from fqvit.quant.channels import ChannelRange, Floats
 from fqvit.quant.observers import Observer
 from fqvit.quant.plan import SitePlan
 from fqvit.quant.qparams import SCALE_GRID, QParams
+from fqvit.quant.recipe import RECIPES
 from tests.factories import few, many
 
 SITE = "blocks.3.norm1"
@@ -272,3 +274,21 @@ def test_the_gelu_floor_is_itself_one_of_the_ranges() -> None:
     assert q.scale[1:] == pytest.approx([1.17 / 255] * 4) and q.scale[0] == pytest.approx(8 * 1.17 / 255)
     # Without a floor, scales are fractions of the widest one, and the silent channel has the finest.
     assert channels.qparams(site, np.full(5, -0.17), high, None).scale[-1] == pytest.approx(5.17 / 255 / 16)
+
+
+def test_few_rows_share_one_range() -> None:
+    """Per-channel ranges of few rows would saturate most channels of the next image."""
+    generator = torch.Generator().manual_seed(0)
+    site = SiteObserver(SitePlan(SITE, "channels", 8, "norm"), RECIPES["fqvit"])
+    site.observe(torch.randn(2, 96, generator=generator))
+    q = site.qparams()
+    assert len(set(q.scale)) == len(set(q.zero)) == 1
+    fresh = torch.randn(64, 96, generator=generator)
+    assert float((q.decode(q.encode(fresh)) - fresh).abs().mean()) < float(q.scale[0])
+    site.observe(torch.randn(channels.FEW_ROWS, 96, generator=generator))
+    assert len(set(site.qparams().scale)) > 48
+
+
+def test_a_shared_range_keeps_q_k_and_v_apart() -> None:
+    low, high = channels.shared_range("qkv", -np.arange(1.0, 7.0), np.arange(1.0, 7.0))
+    assert high.tolist() == [2, 2, 4, 4, 6, 6] and low.tolist() == [-2, -2, -4, -4, -6, -6]

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from fqvit.errors import FqvitError
+from fqvit.models.general import Route
 from fqvit.models.graph import Graph, Node, trace
 from fqvit.models.layers import Add, Context, Heads, LayerNorm, Linear
 from fqvit.models.maps import Relu, Upsample
@@ -307,3 +308,22 @@ def test_v_read_twice_needs_per_channel_scales_in_both_readers() -> None:
     graph = Graph((qkv, v, *products, *ends), "two.end", ("one.end",))
     assert with_channels(graph, sites={}) == {"qkv", "one", "two"}
     assert with_channels(graph, sites={"two": SiteRule(observer="omse")}) == {"one"}
+
+
+def value_in_heads(view: tuple[int, ...], perm: tuple[int, ...], shape: tuple[int, ...]) -> Graph:
+    """A graph of V [3, 4] (3 tokens), a route that splits it into heads, attention times V, and a linear layer."""
+    v = Node("v", Linear(4, 4, "value"), ("images",))
+    route = Node("heads", Route(view, perm, shape), ("v",))
+    product = Node("context", Context(), ("images", "heads"))
+    return Graph((v, route, product, Node("end", Linear(4, 4, "logits"), ("context",))), "end")
+
+
+def test_v_has_per_channel_scales_only_if_heads_keep_the_order_of_channels() -> None:
+    in_order = value_in_heads((3, 2, 2), (1, 0, 2), (2, 3, 2))
+    assert with_channels(in_order, sites={}) == {"v", "context"}
+    # Channel c belongs to head c mod 2: attention times V has the channels 0, 2, 1, 3 of V.
+    interleaved = value_in_heads((3, 2, 2), (2, 0, 1), (2, 3, 2))
+    assert with_channels(interleaved, sites={}) == {"context"}
+    # One half of the channels per window: attention times V has two channels.
+    windows = value_in_heads((3, 2, 2), (1, 0, 2), (2, 1, 3, 2))
+    assert with_channels(windows, sites={}) == {"context"}

@@ -238,7 +238,8 @@ FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, con
     raise_shift(mult, shift);
     for (int s = head.shift; s < shift; ++s) factor *= 2;
     const RequantizeHigh to_scores = RequantizeHigh::per_tensor(score_mult, score_shift);
-    const RelativeSoftmax relative(head);
+    CodeWeights code_weights(head);
+    const bool by_code = has_vector_softmax(head, region);
     const __m256i q_zero = _mm256_set1_epi16(static_cast<short>(head.q_zero)), y_zero = _mm256_set1_epi32(head.y_zero);
     const __m128i y_last = _mm_set1_epi8(static_cast<char>(head.y_last));
     const std::int64_t pairs = (head.tokens + 1) / 2;
@@ -261,8 +262,15 @@ FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, con
             const std::uint8_t top = mask_and_maximum(row, head.tokens, region, query_region);
             std::int64_t row_mult = mult;
             if (head.kind == Attention::RELATIVE) {
-                const std::int64_t sum = relative(row, top, region, query_region, row_weights) * head.sign;
+                const std::int64_t sum = code_weights(row, top, region, query_region, row_weights) * head.sign;
                 row_mult = round_divide(head.mult * head.largest_weight, sum) * factor;
+            } else if (by_code) {
+                alignas(32) std::uint8_t by_distance[256];
+                const std::int64_t sum = sum_exponentials(head, row, top, region, query_region);
+                const std::int64_t distances = std::min<std::int64_t>(top + 1, head.table_length);
+                log_codes(head, sum, distances, by_distance);
+                code_weights.set_codes(by_distance, distances);
+                code_weights(row, top, region, query_region, row_weights);
             } else {
                 softmax_row(head, row, top, region, query_region, row_weights);
             }

@@ -10,6 +10,7 @@
 #include "core/fixed.h"
 #include "kernels/avx2/attention_avx2.h"
 #include "kernels/avx2/avx2.h"
+#include "kernels/isqrt.h"
 
 namespace fqvit {
 namespace {
@@ -135,25 +136,6 @@ FQVIT_AVX2 void epilogue(const Epilogue& e, const Tile& tile, void* y) {
         rest.acc += c, rest.channel += c, rest.valid_columns -= c;
         kernels_scalar()->epilogue(e, rest, y);
     }
-}
-
-// floor(sqrt(x)) for 2^60 <= x < 2^62: an upper bound from a table, two Newton steps, then decrements.
-std::int64_t isqrt_normalized(std::uint64_t x) {
-    static constexpr struct Table {
-        std::uint32_t start[256] = {};
-        constexpr Table() {
-            for (std::uint64_t i = 64; i < 256; ++i) {
-                std::uint64_t root = 1u << 30;
-                while (root * root < (i + 1) << 54) root += 1u << 22;  // at least sqrt((i + 1) 2^54)
-                start[i] = static_cast<std::uint32_t>(root);
-            }
-        }
-    } table;
-    std::uint64_t root = table.start[x >> 54];
-    root = (root + x / root) / 2;  // never below the exact root; squares the relative error
-    root = (root + x / root) / 2;
-    while (root * root > x) --root;
-    return static_cast<std::int64_t>(root);
 }
 
 // (x - zero) 2^alpha of 8 channels, as i32
@@ -320,8 +302,8 @@ FQVIT_AVX2 void multiply_row(const RowProduct& product, std::int32_t* acc) { sca
 }  // namespace
 
 const Kernels* kernels_avx2() {
-    static constexpr Kernels table = {
-        "avx2", epilogue, layernorm, attention_avx2, attention_scratch_avx2, multiply_row, &elementwise_avx2, false};
+    static constexpr Kernels table = {"avx2",       epilogue,         layernorm, attention_avx2, attention_scratch_avx2,
+                                      multiply_row, &elementwise_avx2};
     return &table;
 }
 

@@ -5,8 +5,10 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "core/fixed.h"
+#include "kernels/attention_bytes.h"
 #include "kernels/avx2/avx2.h"
 #include "kernels/kernels.h"
 
@@ -37,16 +39,20 @@ FQVIT_INLINE std::uint8_t mask_and_maximum(std::uint8_t* row, std::int64_t token
     return maximum(top);
 }
 
-// RELATIVE, 32 tokens per vector: looks up the code of each distance in 16-entry tables in registers, then the weight
-// of each code, also in registers if all codes are below 16.
-class RelativeSoftmax {
+// 32 tokens per vector: looks up the code of each distance in 16-entry tables in registers, then the weight of each
+// code, also in registers if all codes are below 16. Tokens in other regions get the weight 0.
+class CodeWeights {
 public:
-    FQVIT_AVX2 explicit RelativeSoftmax(const Attention& head) : head_(head) {
-        if (head.kind != Attention::RELATIVE) return;
-        length_ = std::min<std::int64_t>(head.table_length, 256);
-        tables_ = static_cast<int>((length_ + 15) / 16);
-        for (int i = 0; i < tables_; ++i) codes_[i] = broadcast(head.code_by_distance + 16 * i);
+    FQVIT_AVX2 explicit CodeWeights(const Attention& head) : head_(head) {
         low_ = broadcast(head.weight_low), high_ = broadcast(head.weight_high);
+        if (head.kind == Attention::RELATIVE) set_codes(head.code_by_distance, head.table_length);
+    }
+
+    // by_distance: the codes of all distances, of which those from `length` on have the same code.
+    FQVIT_AVX2 void set_codes(const std::uint8_t* by_distance, std::int64_t length) {
+        length_ = std::min<std::int64_t>(length, 256);
+        tables_ = static_cast<int>((length_ + 15) / 16);
+        for (int i = 0; i < tables_; ++i) codes_[i] = broadcast(by_distance + 16 * i);
     }
 
     // Returns the sum of the stored weights.
@@ -115,6 +121,62 @@ private:
     int tables_ = 0;
     __m256i codes_[16], low_, high_;
 };
+
+// The sum of the exponentials of a row whose scores of other regions are 0.
+FQVIT_AVX2 std::int64_t sum_exponentials(const Attention& head, const std::uint8_t* row, std::uint8_t top,
+                                         const std::uint8_t* region, std::uint8_t query_region) {
+    const std::int32_t* by_score = head.bytes->reversed + 255 - top;
+    std::int32_t even = 0, odd = 0;  // the sum is at most 2^30
+    std::int64_t t = 0;
+    for (; t + 4 <= head.tokens; t += 4) {
+        even += by_score[row[t]], odd += by_score[row[t + 1]];
+        even += by_score[row[t + 2]], odd += by_score[row[t + 3]];
+    }
+    for (; t < head.tokens; ++t) even += by_score[row[t]];
+    std::int64_t masked = 0;
+    for (std::int64_t i = 0; region != nullptr && i < head.tokens; ++i) masked += region[i] != query_region ? 1 : 0;
+    return even + odd - masked * by_score[0];
+}
+
+// a > b, unsigned
+FQVIT_INLINE __m256i greater_u32(__m256i a, __m256i b) {
+    return _mm256_xor_si256(_mm256_cmpeq_epi32(_mm256_min_epu32(a, b), a), _mm256_set1_epi32(-1));
+}
+
+// LOG: sets the codes of the first `distances` distances. The code of e > 0 is 0 if 2 sum < 3 e, else
+// 1 + floor(log2((2 sum + e) / (3 e))): see softmax_row, whose conditions say the same. sum <= 2^30, so 2 sum + e fits
+// in u32. e = 0 gives a large code because of its top_bit.
+FQVIT_AVX2 void log_codes(const Attention& head, std::int64_t sum, std::int64_t distances, std::uint8_t* by_distance) {
+    const AttentionBytes& bytes = *head.bytes;
+    const auto twice = static_cast<std::uint32_t>(2 * sum);
+    const int top_bit = std::bit_width(twice) - 1;
+    const __m256i twice_sum = _mm256_set1_epi32(static_cast<int>(twice)), top_bits = _mm256_set1_epi32(top_bit);
+    // All numbers with a higher top bit are above this one.
+    const __m256i limit = _mm256_set1_epi32(static_cast<int>(0xffffffffu >> (31 - top_bit)));
+    const __m256i last = _mm256_set1_epi8(static_cast<char>(head.softmax_last)), one = _mm256_set1_epi32(1);
+    for (std::int64_t d = 0; d < distances; d += 32) {
+        __m256i codes[4];
+        for (int i = 0; i < 4; ++i) {
+            const std::int64_t at = d + 8 * i;
+            const __m256i triple = load(bytes.triple + at), total = _mm256_add_epi32(twice_sum, load(bytes.table + at));
+            __m256i code = _mm256_sub_epi32(top_bits, load(bytes.top_bit + at));
+            code = _mm256_sub_epi32(code, greater_u32(total, limit));
+            const __m256i too_large = greater_u32(_mm256_sllv_epi32(triple, code), total);
+            code = _mm256_add_epi32(_mm256_add_epi32(code, one), too_large);
+            codes[i] = _mm256_andnot_si256(greater_u32(triple, twice_sum), code);
+        }
+        const __m256i words =
+            _mm256_packus_epi16(_mm256_packs_epi32(codes[0], codes[1]), _mm256_packs_epi32(codes[2], codes[3]));
+        const __m256i ordered = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        store(by_distance + d, _mm256_min_epu8(ordered, last));
+    }
+}
+
+// Whether log_codes and CodeWeights support the head. If not, softmax_row computes the weights of a row.
+inline bool has_vector_softmax(const Attention& head, const std::uint8_t* region) {
+    return head.kind == Attention::LOG && head.bytes->is_supported &&
+           (region == nullptr || head.weight[head.masked_code] == 0);
+}
 
 // LOG and UNIFORM: sums the exponentials of the row, computes the weight of each distance, then looks up the
 // weight of each token.

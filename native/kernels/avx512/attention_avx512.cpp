@@ -4,10 +4,10 @@
 // Both products use vpdpbusd, which multiplies u8 by i8. Keys and values are stored minus 128, and the products are
 // corrected by terms per row and per column:
 //     sum (q - q_zero) (k - k_zero) = sum q (k - 128) + (128 - k_zero) sum q - q_zero sum (k - k_zero)
-//     sum w (v - v_zero)            = sum w' (v - 128) + (128 - v_zero) sum w' + least sum (v - v_zero),   w' = w -
-//     least
-// w' has two bytes: the sum over its high bytes is computed first, multiplied by 256, and the low bytes are added to
-// it. Every step is exact modulo 2^32, and the ops prove that the final sums fit in i32.
+//     sum w (v - v_zero) = sum w' (v - 128) + (128 - v_zero) sum w' + least sum (v - v_zero), w' = w - least
+// w' = high 2^split + low, two bytes: the sum over the high bytes is computed first and shifted, then the sum over the
+// low bytes is added to it. Blocks of 64 tokens whose bytes are 0 in all rows are skipped. Every step is exact modulo
+// 2^32, and the ops prove that the final sums fit in i32.
 //
 // Keys and values are packed once per head in panels of 16, 32 or 64 columns, in quads of four consecutive elements of
 // the reduction. A tile of 6 rows x 64 columns has 24 accumulators, 4 vectors of keys or values, and 1 of queries or
@@ -106,11 +106,13 @@ struct Tile {
         ((acc[i] = add_i32(load(columns + i % N * 16), broadcast_i32(rows + i / N))), ...);
     }
 
-    // acc = 256 acc + columns + rows
+    // acc = 2^split acc + columns + rows
     template <int... i>
-    FQVIT_INLINE void add_terms(const std::int32_t* columns, const std::int32_t* rows,
+    FQVIT_INLINE void add_terms(const std::int32_t* splits, const std::int32_t* columns, const std::int32_t* rows,
                                 std::integer_sequence<int, i...>) {
-        ((acc[i] = add_i32(shl_i32(acc[i], 8), add_i32(load(columns + i % N * 16), broadcast_i32(rows + i / N)))), ...);
+        ((acc[i] = add_i32(shl_each_i32(acc[i], broadcast_i32(splits + i / N)),
+                           add_i32(load(columns + i % N * 16), broadcast_i32(rows + i / N)))),
+         ...);
     }
 
     template <int... i>
@@ -128,6 +130,14 @@ struct Tile {
             if constexpr (N > 1) panel[1] = load(b + 64);
             if constexpr (N > 2) panel[2] = load(b + 128), panel[3] = load(b + 192);
             multiply_row<0, stride>(a, panel);
+        }
+    }
+    // The same for the blocks of 16 quads whose bit is set.
+    template <int stride>
+    FQVIT_INLINE void multiply_blocks(std::uint64_t blocks, const std::uint8_t* a, const std::int8_t* b,
+                                      std::int64_t quads) {
+        for (; blocks != 0; blocks >>= 1, a += 64, b += 16 * 64 * N, quads -= 16) {
+            if (blocks & 1) multiply<stride>(a, b, quads < 16 ? quads : 16);
         }
     }
     template <int r, int stride>
@@ -186,12 +196,13 @@ FQVIT_AVX512 void compute_scores(const ScoreTile& job) {
 
 struct ValueTile {
     const Requantizer* requantizer;
-    const std::uint8_t *low, *high;  // bytes of the weights; high: null if all are 0
+    const std::uint8_t *low, *high;         // bytes of the weights
+    std::uint64_t low_blocks, high_blocks;  // blocks of 64 tokens that are not all 0
     const std::int8_t* values;
     std::int64_t quads;
-    const std::int32_t* columns;  // terms of the channels
-    const std::int32_t* rows;     // terms of the queries
-    const std::int32_t* mults;    // of the queries
+    const std::int32_t* columns;         // terms of the channels
+    const std::int32_t* rows;            // terms of the queries
+    const std::int32_t *splits, *mults;  // of the queries
     std::uint8_t* y;
     std::int64_t y_stride, channels;
 };
@@ -207,18 +218,14 @@ template <int R, int N>
 FQVIT_AVX512 void multiply_values(const ValueTile& job) {
     const typename Tile<R, N>::Indices all;
     Tile<R, N> tile;
-    if (job.high != nullptr) {
-        tile.clear(all);
-        tile.template multiply<W_STRIDE>(job.high, job.values, job.quads);
-        tile.add_terms(job.columns, job.rows, all);
-    } else {
-        tile.set_terms(job.columns, job.rows, all);
-    }
-    tile.template multiply<W_STRIDE>(job.low, job.values, job.quads);
+    tile.clear(all);
+    tile.template multiply_blocks<W_STRIDE>(job.high_blocks, job.high, job.values, job.quads);
+    tile.add_terms(job.splits, job.columns, job.rows, all);
+    tile.template multiply_blocks<W_STRIDE>(job.low_blocks, job.low, job.values, job.quads);
     store_values(job, tile, std::make_integer_sequence<int, R>());
 }
 
-// Kernels by the number of rows (6, 4, 2 or 1) and of columns (16, 32 or 64).
+// Kernels by the number of rows, 6 or 1, and of columns: 16, 32 or 64.
 struct RowKernels {
     void (*scores[3])(const ScoreTile&);
     void (*values[3])(const ValueTile&);
@@ -226,9 +233,6 @@ struct RowKernels {
 template <int R>
 constexpr RowKernels ROW_KERNELS = {{compute_scores<R, 1>, compute_scores<R, 2>, compute_scores<R, 4>},
                                     {multiply_values<R, 1>, multiply_values<R, 2>, multiply_values<R, 4>}};
-const RowKernels& row_kernels(int rows) {
-    return rows == 6 ? ROW_KERNELS<6> : rows == 4 ? ROW_KERNELS<4> : rows == 2 ? ROW_KERNELS<2> : ROW_KERNELS<1>;
-}
 constexpr int by_columns(std::int64_t columns) { return columns == 64 ? 2 : columns == 32 ? 1 : 0; }
 
 // Packs K as i8 [panels][D / 4][columns][4] minus 128, and sets terms[t] = -q_zero sum (k[t] - k_zero).
@@ -353,13 +357,12 @@ FQVIT_AVX512 void attention(const Attention& head, const std::uint8_t* q, const 
     const std::int64_t bias_stride = round_up(head.tokens, 16);
     const std::int64_t key_quads = (head.width + 15) / 16 * 4, value_quads = (head.tokens + 3) / 4;
     for (std::int64_t first = 0; first < head.queries;) {
+        // A rest of 2 to 5 rows is computed together with the rows before it, which get the same codes again.
         const std::int64_t left = head.queries - first;
-        int rows = left >= 6                ? 6
-                   : left == 5 || left == 3 ? static_cast<int>(left) + (first > 0 ? 1 : -1)
-                                            : static_cast<int>(left);
-        if (rows > left) --first;  // computes one row again
-        const RowKernels& kernels = row_kernels(rows);
-        std::int32_t row_terms[ROWS], mults[ROWS];
+        const int rows = left == 1 || head.queries < ROWS ? 1 : ROWS;
+        if (rows > left) first = head.queries - rows;
+        const RowKernels& kernels = rows == 1 ? ROW_KERNELS<1> : ROW_KERNELS<ROWS>;
+        std::int32_t row_terms[ROWS], splits[ROWS], mults[ROWS];
         for (int r = 0; r < rows; ++r) {
             Vector sum = zero();
             for (std::int64_t c = 0; c < head.width; c += 64) {
@@ -377,18 +380,21 @@ FQVIT_AVX512 void attention(const Attention& head, const std::uint8_t* q, const 
                                                  bias_stride, head.tokens - t, low + t});
             panel += key_quads * 4 * columns;
         }
+        std::uint64_t low_blocks = 0, high_blocks = 0;
         for (int r = 0; r < rows; ++r) {
-            const std::int32_t sum = softmax(low + r * W_STRIDE, high + r * W_STRIDE, region, first + r);
-            row_terms[r] = wrapping_product(128 - head.v_zero, sum);
-            const std::int64_t row_mult =
-                head.kind == Attention::RELATIVE ? round_divide(head.mult * head.largest_weight, sum) * factor : mult;
-            mults[r] = static_cast<std::int32_t>(row_mult);
+            const RowWeights row = softmax(low + r * W_STRIDE, high + r * W_STRIDE, region, first + r);
+            low_blocks |= row.low_blocks, high_blocks |= row.high_blocks;
+            splits[r] = row.split;
+            row_terms[r] = wrapping_product(128 - head.v_zero, row.sum);
+            mults[r] = static_cast<std::int32_t>(head.kind == Attention::RELATIVE
+                                                     ? round_divide(head.mult * head.largest_weight, row.sum) * factor
+                                                     : mult);
         }
         panel = values;
         for (std::int64_t c = 0; c < head.value_width; c += PANEL) {
             const std::int64_t columns = panel_columns(head.value_width - c);
-            kernels.values[by_columns(columns)]({&to_y, low, head.bytes->high_is_zero ? nullptr : high, panel,
-                                                 value_quads, value_terms + c, row_terms, mults,
+            kernels.values[by_columns(columns)]({&to_y, low, high, low_blocks, high_blocks, panel, value_quads,
+                                                 value_terms + c, row_terms, splits, mults,
                                                  y + first * head.y_stride + c, head.y_stride, head.value_width - c});
             panel += value_quads * 4 * columns;
         }

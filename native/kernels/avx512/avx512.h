@@ -143,6 +143,7 @@ FQVIT_INLINE Vector shr_i32(Vector a, unsigned n) { return _mm512_srli_epi32(a, 
 FQVIT_INLINE Vector shr_i64(Vector a, unsigned n) { return _mm512_srli_epi64(a, n); }
 FQVIT_INLINE Vector sar_i32(Vector a, unsigned n) { return _mm512_srai_epi32(a, n); }
 FQVIT_INLINE Vector sar_i64(Vector a, unsigned n) { return _mm512_srai_epi64(a, n); }
+// A number above 31 gives 0.
 FQVIT_INLINE Vector shl_each_i32(Vector a, Vector n) { return _mm512_sllv_epi32(a, n); }
 FQVIT_INLINE Vector shl_each_i64(Vector a, Vector n) { return _mm512_sllv_epi64(a, n); }
 FQVIT_INLINE Vector sar_each_i32(Vector a, Vector n) { return _mm512_srav_epi32(a, n); }
@@ -161,6 +162,7 @@ FQVIT_INLINE Vector max_u16(Vector a, Vector b) { return _mm512_max_epu16(a, b);
 FQVIT_INLINE std::uint64_t equal_i8(Vector a, Vector b) { return _mm512_cmpeq_epi8_mask(a, b); }
 FQVIT_INLINE std::uint16_t equal_i32(Vector a, Vector b) { return _mm512_cmpeq_epi32_mask(a, b); }
 FQVIT_INLINE std::uint16_t greater_i32(Vector a, Vector b) { return _mm512_cmpgt_epi32_mask(a, b); }
+FQVIT_INLINE std::uint64_t nonzero_i8(Vector a) { return _mm512_test_epi8_mask(a, a); }
 FQVIT_INLINE std::uint16_t greater_u32(Vector a, Vector b) { return _mm512_cmpgt_epu32_mask(a, b); }
 FQVIT_INLINE std::uint8_t greater_i64(Vector a, Vector b) { return _mm512_cmpgt_epi64_mask(a, b); }
 FQVIT_INLINE std::uint64_t top_bits_i8(Vector a) { return _mm512_movepi8_mask(a); }

@@ -207,7 +207,9 @@ template <class T>
 Vector shr(const Vector& a, const Vector& n) {
     return map<T>(a, n, [](T x, T y) { return static_cast<T>(x >> y); });
 }
-inline Vector shl_each_i32(Vector a, Vector n) { return shl<std::uint32_t>(a, n); }
+inline Vector shl_each_i32(Vector a, Vector n) {
+    return map<std::uint32_t>(a, n, [](std::uint32_t x, std::uint32_t y) { return y < 32 ? x << y : 0; });
+}
 inline Vector shl_each_i64(Vector a, Vector n) { return shl<std::uint64_t>(a, n); }
 inline Vector sar_each_i32(Vector a, Vector n) { return shr<std::int32_t>(a, n); }
 inline Vector sar_each_i64(Vector a, Vector n) { return shr<std::int64_t>(a, n); }
@@ -245,6 +247,9 @@ inline std::uint16_t equal_i32(Vector a, Vector b) {
 inline std::uint16_t greater_i32(Vector a, Vector b) {
     return static_cast<std::uint16_t>(
         make_mask<std::int32_t>([&](int i) { return get<std::int32_t>(a, i) > get<std::int32_t>(b, i); }));
+}
+inline std::uint64_t nonzero_i8(Vector a) {
+    return make_mask<std::int8_t>([&](int i) { return get<std::int8_t>(a, i) != 0; });
 }
 inline std::uint16_t greater_u32(Vector a, Vector b) {
     return static_cast<std::uint16_t>(

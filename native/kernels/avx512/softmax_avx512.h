@@ -5,6 +5,7 @@
 // the scalar ops; ops/attention.cpp proves that the sums fit.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 
 #include "core/fixed.h"
@@ -37,6 +38,13 @@ struct ByteTable {
     }
 };
 
+// The weights of a row minus the least one are high 2^split + low. sum: of all weights; blocks: bit i is set if a byte
+// of tokens 64 i .. 64 i + 63 is not 0.
+struct RowWeights {
+    std::int32_t split, sum;
+    std::uint64_t low_blocks, high_blocks;
+};
+
 class Softmax {
 public:
     FQVIT_AVX512 explicit Softmax(const Attention& head)
@@ -45,26 +53,39 @@ public:
           length_(head.table_length < 256 ? head.table_length : 256),
           last_(set_i8(static_cast<std::int32_t>(length_ - 1))) {}
 
-    // Replaces the scores in `low` by the low bytes of the weights minus the least one, writes their high bytes, and
-    // returns their sum. Bytes up to the next multiple of 64 tokens become 0.
-    FQVIT_AVX512 std::int32_t operator()(std::uint8_t* low, std::uint8_t* high, const std::uint8_t* region,
-                                         std::int64_t query) const {
+    // Replaces the scores in `low` by the low bytes of the weights minus the least one and writes their high bytes.
+    // Bytes up to the next multiple of 64 tokens become 0.
+    FQVIT_INLINE RowWeights operator()(std::uint8_t* low, std::uint8_t* high, const std::uint8_t* region,
+                                       std::int64_t query) const {
         const Attended attended{head_.tokens, region, set_i8(region == nullptr ? 0 : region[query])};
         Vector tops = zero();
-        for (std::int64_t t = 0; t < head_.tokens; t += 64) tops = max_u8(tops, load_i8(low + t, attended(t)));
-        const std::uint8_t top = largest_u8(tops);
         if (head_.kind == Attention::RELATIVE) {
-            return look_up_weights(low, high, attended, top, bytes_.weight_low, bytes_.weight_high);
+            for (std::int64_t t = 0; t < head_.tokens; t += 64) tops = max_u8(tops, load_i8(low + t, attended(t)));
+            const std::uint8_t top = largest_u8(tops);
+            return look_up_weights(low, high, attended, top, bytes_.split, bytes_.weight_low, bytes_.weight_high);
         }
+        const Vector ones = set_i8(-1);
+        Vector bottoms = zero();  // 255 minus the smallest score
+        for (std::int64_t t = 0; t < head_.tokens; t += 64) {
+            const std::uint64_t mask = attended(t);
+            const Vector x = load_i8(low + t, mask);
+            tops = max_u8(tops, x);
+            bottoms = max_u8(bottoms, select_i8(mask, zero(), xor_bits(x, ones)));
+        }
+        const std::uint8_t top = largest_u8(tops);
+        const std::int64_t farthest = top - (255 - largest_u8(bottoms));
         alignas(64) std::uint8_t by_distance[2][256];
         const std::uint32_t sum = sum_exponentials(low, attended, top);
-        const std::int64_t distances = top < length_ ? top + 1 : length_;
+        const std::int64_t distances = farthest < length_ ? farthest + 1 : length_;
+        std::int32_t split = bytes_.split;
         if (head_.kind == Attention::LOG) {
-            log_weights(sum, distances, by_distance);
+            // If exponentials never increase, no code of the row is below that of distance 0.
+            if (head_.table_decreases) split = bytes_.split_by_code[log_code(sum, bytes_.table[0])];
+            log_weights(sum, distances, split, by_distance);
         } else {
             uniform_weights(sum, distances, by_distance);
         }
-        return look_up_weights(low, high, attended, top, by_distance[0], by_distance[1]);
+        return look_up_weights(low, high, attended, top, split, by_distance[0], by_distance[1]);
     }
 
 private:
@@ -84,30 +105,35 @@ private:
         return min_u8(sub_i8(tops, load_i8(row, mask)), last_);
     }
 
-    FQVIT_AVX512 std::int32_t look_up_weights(std::uint8_t* low, std::uint8_t* high, const Attended& attended,
-                                              std::uint8_t top, const std::uint8_t* low_bytes,
-                                              const std::uint8_t* high_bytes) const {
+    FQVIT_AVX512 RowWeights look_up_weights(std::uint8_t* low, std::uint8_t* high, const Attended& attended,
+                                            std::uint8_t top, std::int32_t split, const std::uint8_t* low_bytes,
+                                            const std::uint8_t* high_bytes) const {
         const ByteTable low_table(low_bytes, length_), high_table(high_bytes, length_);
         const Vector tops = set_i8(top), ones = set_i8(1);
-        const bool masks = attended.region != nullptr;
-        Vector low_sum = zero(), high_sum = zero();
+        Vector low_sum = zero(), high_sum = zero(), masked_low = zero(), masked_high = zero();
+        const std::int32_t masked = attended.region == nullptr ? 0 : bytes_.masked_weight;
+        if (masked != 0) masked_high = set_i8(masked >> split), masked_low = set_i8(masked & ((1 << split) - 1));
+        RowWeights found{split, 0, 0, 0};
         for (std::int64_t t = 0; t < head_.tokens; t += 64) {
-            const std::uint64_t mask = attended(t), valid = masks ? first_64(head_.tokens - t) : 0;
+            const std::uint64_t mask = attended(t);
             const Vector d = distance(low + t, mask, tops);
-            const Vector a = select_i8(mask, load_masked(valid, bytes_.masked_low), low_table[d]);
-            store(low + t, a);
-            low_sum = dpbusd(low_sum, a, ones);
-            if (bytes_.high_is_zero) continue;
-            const Vector b = select_i8(mask, load_masked(valid, bytes_.masked_high), high_table[d]);
-            store(high + t, b);
-            high_sum = dpbusd(high_sum, b, ones);
+            Vector a = select_i8(mask, masked_high, high_table[d]);
+            if (masked != 0) a = select_i8(first_64(head_.tokens - t), zero(), a);
+            store(high + t, a);
+            high_sum = dpbusd(high_sum, a, ones);
+            found.high_blocks |= std::uint64_t{nonzero_i8(a) != 0} << (t / 64);
+            if (split == 0) {  // other rows may have low bytes
+                store(low + t, zero());
+                continue;
+            }
+            Vector b = select_i8(mask, masked_low, low_table[d]);
+            if (masked != 0) b = select_i8(first_64(head_.tokens - t), zero(), b);
+            store(low + t, b);
+            low_sum = dpbusd(low_sum, b, ones);
+            found.low_blocks |= std::uint64_t{nonzero_i8(b) != 0} << (t / 64);
         }
-        return sum_i32(add_i32(low_sum, shl_i32(high_sum, 8)));
-    }
-
-    // The byte of masked tokens for tokens of the mask, else 0.
-    FQVIT_INLINE static Vector load_masked(std::uint64_t valid, std::uint8_t byte) {
-        return select_i8(valid, zero(), set_i8(byte));
+        found.sum = sum_i32(add_i32(low_sum, shl_each_i32(high_sum, set_i32(split))));
+        return found;
     }
 
     // Looks up the three bytes of each exponential. Sums of bytes fit in i32 for 4096 tokens.
@@ -128,39 +154,41 @@ private:
             sum_i32(add_i32(add_i32(low_sum, shl_i32(middle_sum, 8)), shl_i32(high_sum, 16))));
     }
 
-    // Looks up the weights of 64 codes.
-    FQVIT_INLINE void store_weights(Vector codes, std::int64_t at, std::uint8_t (&by_distance)[2][256]) const {
-        const std::int64_t length = head_.softmax_last + 1;
-        store(by_distance[0] + at, ByteTable(bytes_.weight_low, length)[codes]);
-        if (!bytes_.high_is_zero) store(by_distance[1] + at, ByteTable(bytes_.weight_high, length)[codes]);
-    }
-
     // The code of an exponential e > 0 is above 0 if and only if 2 sum >= 3 e, and above c > 0 if and only if
     // 2 sum >= (3 2^c - 1) e, that is 3 e 2^c <= 2 sum + e. So it is 0, or 1 + floor(log2((2 sum + e) / (3 e))).
-    // sum <= 2^30 and e <= sum, so 2 sum + e fits in u32.
-    FQVIT_AVX512 void log_weights(std::uint32_t sum, std::int64_t distances,
+    // sum <= 2^30 and e <= sum, so 2 sum + e fits in u32. e = 0 gives a large code because of its top_bit.
+    FQVIT_AVX512 void log_weights(std::uint32_t sum, std::int64_t distances, std::int32_t split,
                                   std::uint8_t (&by_distance)[2][256]) const {
         const std::int32_t top_bit = std::bit_width(2 * sum) - 1;
         const Vector twice_sum = set_i32(static_cast<std::int32_t>(2 * sum)), top_bits = set_i32(top_bit);
         // All numbers with a higher top bit are above this one.
         const Vector limit = set_i32(static_cast<std::int32_t>(0xffffffffu >> (31 - top_bit)));
+        const Vector last = set_i8(head_.softmax_last);
         for (std::int64_t d = 0; d < distances; d += 64) {
             Vector codes[4];
             for (int i = 0; i < 4; ++i) codes[i] = log_codes(d + 16 * i, twice_sum, top_bits, limit);
-            store_weights(narrow(codes[0], codes[1], codes[2], codes[3]), d, by_distance);
+            const Vector code = min_u8(narrow(codes[0], codes[1], codes[2], codes[3]), last);
+            store(by_distance[0] + d, permute_i8(code, load(bytes_.log_low[split])));
+            store(by_distance[1] + d, permute_i8(code, load(bytes_.log_high[split])));
         }
     }
 
+    // The same for one exponential e > 0.
+    std::int32_t log_code(std::uint32_t sum, std::int32_t e) const {
+        const std::uint32_t triple = 3 * static_cast<std::uint32_t>(e), total = 2 * sum + static_cast<std::uint32_t>(e);
+        if (2 * sum < triple) return 0;
+        const int code = std::bit_width(total) - std::bit_width(triple);
+        return std::min(code + (triple << code > total ? 0 : 1), head_.softmax_last);
+    }
+
     FQVIT_INLINE Vector log_codes(std::int64_t at, Vector twice_sum, Vector top_bits, Vector limit) const {
-        const Vector one = set_i32(1), e = load(bytes_.table + at), triple = load(bytes_.triple + at);
-        const Vector total = add_i32(twice_sum, e);
-        // floor(log2(total)) - floor(log2(3 e)), or 0 if that is negative; then the code is 0 anyway.
+        const Vector one = set_i32(1), triple = load(bytes_.triple + at);
+        const Vector total = add_i32(twice_sum, load(bytes_.table + at));
+        // floor(log2(total)) - floor(log2(3 e))
         Vector code = sub_i32(top_bits, load(bytes_.top_bit + at));
-        code = max_i32(select_i32(greater_u32(total, limit), code, add_i32(code, one)), zero());
-        const std::uint16_t too_large = greater_u32(shl_each_i32(triple, code), total);
-        code = select_i32(too_large, add_i32(code, one), code);
-        code = select_i32(greater_u32(triple, twice_sum), code, zero());
-        return max_i32(min_i32(code, set_i32(head_.softmax_last)), load(bytes_.least_code + at));
+        code = select_i32(greater_u32(total, limit), code, add_i32(code, one));
+        code = select_i32(greater_u32(shl_each_i32(triple, code), total), add_i32(code, one), code);
+        return select_i32(greater_u32(triple, twice_sum), code, zero());
     }
 
     // code = min(round(e r / 2^shift), last), r = round(mult / sum) < 2^31. Both products and codes fit: see
@@ -171,7 +199,7 @@ private:
                                                                     8, 24, 10, 26, 12, 28, 14, 30};
         const Vector r = set_i32(static_cast<std::int32_t>(round_divide(head_.softmax_mult, sum)));
         const Vector half = set_i64(std::int64_t{1} << (head_.softmax_shift - 1)), shift = set_i64(head_.softmax_shift);
-        const Vector last = set_i32(head_.softmax_last), low_halves = load(LOW_HALVES);
+        const Vector low_halves = load(LOW_HALVES), last = set_i32(head_.softmax_last);
         for (std::int64_t d = 0; d < distances; d += 64) {
             Vector codes[4];
             for (int i = 0; i < 4; ++i) {
@@ -180,7 +208,9 @@ private:
                 const Vector odd = shr_each_i64(add_i64(mul_even(shr_i64(e, 32), r), half), shift);
                 codes[i] = min_i32(permute2_i32(even, low_halves, odd), last);
             }
-            store_weights(narrow(codes[0], codes[1], codes[2], codes[3]), d, by_distance);
+            const Vector code = narrow(codes[0], codes[1], codes[2], codes[3]);
+            store(by_distance[0] + d, ByteTable(bytes_.weight_low, head_.softmax_last + 1)[code]);
+            store(by_distance[1] + d, ByteTable(bytes_.weight_high, head_.softmax_last + 1)[code]);
         }
     }
 

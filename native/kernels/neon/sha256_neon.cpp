@@ -2,7 +2,9 @@
 // extend the message.
 #include "kernels/sha256.h"
 
-#if defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__))
+// Before version 16, Clang offers these intrinsics only if -march enables them, not through the target attribute.
+#if defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__)) && \
+    (!defined(__clang__) || __clang_major__ >= 16 || defined(__ARM_FEATURE_SHA2))
 
 #if defined(__clang__)
 #define FQVIT_CRYPTO __attribute__((target("sha2")))

@@ -70,8 +70,8 @@ void multiply_row(const RowProduct& product, std::int32_t* acc) { scalar::multip
 }  // namespace
 
 const Kernels* kernels_scalar() {
-    static constexpr Kernels table = {"scalar",           epilogue,     layernorm,           nullptr,
-                                      no_fused_attention, multiply_row, &elementwise_scalar, false};
+    static constexpr Kernels table = {"scalar",           epilogue,     layernorm,          nullptr,
+                                      no_fused_attention, multiply_row, &elementwise_scalar};
     return &table;
 }
 

@@ -6,7 +6,6 @@ See also: peers.py (list of peers), prepare.py (their files), rounds.py (timing)
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit import _native
 from fqvit.bench.peers import PEERS, Peer, Skipped, choose
 from fqvit.bench.rounds import Candidate, Timing, ask_once, differing_logits, run_rounds
 from fqvit.data.preprocess import Preprocess
@@ -25,7 +23,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import Header, Program
 from fqvit.models import embedded
-from fqvit.runtime.native import ISA
+from fqvit.runtime.native import Engine, Peak, measure_peak
 from fqvit.system.files import npy_bytes, write_atomically
 from fqvit.system.progress import Progress
 
@@ -47,6 +45,7 @@ class Measured:
 
     timings: one list per setting, programs first   notes: by name of the candidate
     source: origin of the peers' weights, None without peers
+    peak: of the engine's micro-kernel on this machine   macs: multiply-accumulates per image, by name of the program
     """
 
     timings: list[list[Timing]] = field(default_factory=list)
@@ -54,6 +53,8 @@ class Measured:
     skipped: list[Skipped] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     source: str | None = None
+    peak: Peak | None = None
+    macs: dict[str, int] = field(default_factory=dict)
 
 
 def measure(
@@ -77,8 +78,10 @@ def measure(
         raise FqvitError("programs: found different image sizes, expected the same. Measure them one by one.")
     peers, skipped = choose(libraries)
     found = Measured(skipped=skipped)
-    for name in loaded:
-        found.notes[name] = Note(True, f"{instruction_set()} kernels, uint8 pixels in, integers throughout")
+    found.peak = measure_peak()
+    for name, path in programs.items():
+        found.macs[name] = Engine(path, 1).macs
+        found.notes[name] = Note(True, f"{found.peak.isa} kernels, uint8 pixels in, integers throughout")
     with tempfile.TemporaryDirectory(prefix="fqvit-bench-") as name:
         folder = Path(name)
         files = _prepare(program, peers, weights, undecided or {}, folder, found) if peers else {}
@@ -145,12 +148,6 @@ def _prepare(
             library = next(peer.library for peer in peers if peer.name == name)
             found.notes[name] = Note(made["exact"], f"{version(library)}, {made['note']}")
     return files
-
-
-def instruction_set() -> str:
-    """Return the instruction set that engines of this process and its children use by default."""
-    native: Any = _native
-    return os.environ.get(ISA) or str(native.instruction_sets()[0])
 
 
 def _check(timings: Sequence[Timing], programs: Mapping[str, Path], found: Measured) -> None:

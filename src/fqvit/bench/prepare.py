@@ -68,7 +68,7 @@ def float_model(
 
 
 def _random_family(known: Architecture | None, name: str, image: tuple[int, int], classes: int | None) -> FloatModel:
-    """Return a model of models/families/ with random weights. Raises CannotRebuild if its name is not a known architecture."""
+    """Return a model of models/families/ with random weights. Raises CannotRebuild if its name is not one of them."""
     from fqvit.models.config import SwinConfig
     from fqvit.models.families.build import build_family
     from fqvit.models.load import FloatModel

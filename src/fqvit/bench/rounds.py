@@ -143,7 +143,8 @@ def run_rounds(candidates: Sequence[Candidate], threads: int, batch: int, rounds
                 timing.load, timing.first = ready["load"], ready["first"]
                 once = worker.ask({"runs": 1})["cpu"][0] / threads  # wall time would include other processes
                 running[-1] = timing, worker, max(1, min(MAX_RUNS, round(TURN / once))) if once else MAX_RUNS
-        for number in track(range(rounds), rounds, f"{threads} threads, batch {batch}"):
+        label = f"{threads} {'thread' if threads == 1 else 'threads'}, batch {batch}"
+        for number in track(range(rounds), rounds, label):
             for timing, worker, runs in _rotated(running, number):
                 if timing.failure is None:
                     with _record_failure(timing):
@@ -192,6 +193,6 @@ def ask_once(module: str, question: dict[str, object]) -> dict[str, Any]:
     try:
         return worker.ask(question)
     except WorkerFailed as failed:
-        raise FqvitError(f"peers: preparing their files failed: {failed}") from None
+        raise FqvitError(f"peers: preparing their files failed ({failed}). Leave them out with --against none.") from None
     finally:
         worker.stop()

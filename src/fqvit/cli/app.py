@@ -191,7 +191,7 @@ def evaluate(
     if knn is not None or zero_shot is not None:
         from fqvit.cli.commands import evaluate_embeddings
 
-        other = None if backend is None or backend is Backend.native else "--backend"
+        other = "--backend" if backend not in (None, Backend.native) else "--device" if device != "cpu" else None
         evaluate_embeddings.run(
             Path(target), knn, zero_shot, data, classes, output, weights, settings.given(), limit, other, as_json
         )
@@ -199,7 +199,7 @@ def evaluate(
     from fqvit.cli.commands import evaluate as evaluate_command
 
     if output is not None:
-        raise FqvitError("--output: only with --knn or --zero-shot.")
+        raise FqvitError("--output: only with --knn or --zero-shot. Leave it out.")
     runtime = None if backend is None else backend.value
     evaluate_command.run(target, weights, data, classes, runtime, limit, device, settings.given(), as_json)
 
@@ -332,7 +332,7 @@ def export(
     ] = None,
     target: Annotated[QdqTarget | None, typer.Option(help="qdq: target runtime. Default: ort.")] = None,
     attention: Annotated[
-        QdqAttention | None, typer.Option(help="qdq: emulate 4-bit log2 codes, or use 8-bit uniform codes.")
+        QdqAttention | None, typer.Option(help="qdq: emulate 4-bit log2 codes, or use 8-bit uniform codes. Default: uniform.")
     ] = None,
     image: Annotated[
         Path | None, typer.Option(metavar="IMAGE", help="vectors: input image. Default: a built-in test image.")

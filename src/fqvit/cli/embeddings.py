@@ -24,7 +24,7 @@ def embed(
             "--out",
             "-o",
             metavar="OUT",
-            help="Output: .npy, .parquet or .safetensors, or a folder (OUT/) for one file per input.",
+            help="Output: .npy, .parquet or .safetensors, or a folder (OUT/): one file per tar, Parquet file or 10,000 images.",
         ),
     ],
     output: Annotated[

@@ -44,10 +44,11 @@ def warn(text: str) -> None:
 
 
 def not_logits(path: Path, kind: str) -> FqvitError:
-    """Return the error for a program without a classifier, which has neither classes nor an accuracy."""
+    """Return the error for a program whose first output is not logits, if no other way to classify was chosen."""
     said = f"{path}: outputs features ({kind}), expected logits as its first output"
     return FqvitError(
-        f"{said}. Quantize a model with a classifier, with logits first in --output; fqvit.Engine returns features."
+        f"{said}. Quantize a model with a classifier, with logits first in --output, or classify by embeddings (--zero-shot,"
+        " or --knn in eval); fqvit.Engine and `fqvit embed` return features."
     )
 
 

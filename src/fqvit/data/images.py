@@ -2,7 +2,7 @@
 
 Images are sorted by relative path and batches are cut by position, so the same images always give the same batches, and each
 worker reads only its own. Unreadable images are skipped and listed in `skipped`; more than 1 % of them is an error.
-See also: preprocess.py (transforms one image), shards.py (images in tar files).
+See also: preprocess.py (transforms one image), shards.py and parquet.py (images in tar and Parquet files).
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class ImageFolder(Source):
             raise FqvitError(f"{root}: no class sub-folders with images. Expected {root}/CLASS/image.jpg.")
         if loose:
             raise FqvitError(
-                f"{root}: {len(loose)} images outside the class sub-folders ({loose[0]} first). Move or remove them."
+                f"{root}: images outside the class sub-folders: {len(loose)} ({loose[0]} first). Move or remove them."
             )
         indices = class_indices(str(root), folders, classes, ids)
         return cls([root / name for name in names], [indices[name.split("/", 1)[0]] for name in names], preprocess)
@@ -329,7 +329,9 @@ def image_names(root: Path) -> list[str]:
     return sorted(names)
 
 
-def class_indices(where: str, folders: Sequence[str], classes: Sequence[str] | int, ids: Sequence[str] = ()) -> dict[str, int]:
+def class_indices(
+    where: str, folders: Sequence[str], classes: Sequence[str] | int, ids: Sequence[str] = (), what: str = "sub-folder"
+) -> dict[str, int]:
     """Return {sub-folder: class index} by the first of these rules that applies to all folders:
 
     1. every folder is the id of one class, or every folder is the name of one class (ignoring case and punctuation);
@@ -337,6 +339,7 @@ def class_indices(where: str, folders: Sequence[str], classes: Sequence[str] | i
     3. there are as many folders as classes: the index is the position in the sorted list, as with ImageNet's wnids.
 
     folders: sorted. ids: in the order of the classes. By rules 1 and 2 some classes may have no folder.
+    what: what the folders are called in an error message.
     """
     count = classes if isinstance(classes, int) else len(classes)
     known = (ids, () if isinstance(classes, int) else classes)
@@ -357,8 +360,8 @@ def class_indices(where: str, folders: Sequence[str], classes: Sequence[str] | i
     kind, hint = ("id or name", "") if ids else ("name", ", or pass class ids (--classes with [id, name] pairs)")
     stray = next((folder for folder, *found in zip(folders, *named, strict=True) if found == [None, None]), folders[0])
     raise FqvitError(
-        f"{where}: {len(folders)} class sub-folders for a model of {count} classes, and '{stray}' is neither a class {kind} "
-        f"nor a number below {count}. Use one sub-folder per class, or name them by class name or by number from 0{hint}."
+        f"{where}: {len(folders)} class {what}s for a model of {count} classes, and '{stray}' is neither a class {kind} "
+        f"nor a number below {count}. Use one {what} per class, or name them by class name or by number from 0{hint}."
     )
 
 

@@ -1,8 +1,8 @@
 """Read images from Parquet files, as Hugging Face datasets write them. Needs pyarrow.
 
 The images are one column of bytes, or of structs with `bytes` and `path`. Labels are a column `label` of class indices or
-names. Only the number of rows of each row group is kept in memory, and rows are read in order, a few pages at a time,
-so memory does not grow with the number of images or the size of row groups. See also: images.py, shards.py (tar files).
+names. Besides labels, only the number of rows of each row group is kept in memory, and rows are read in order, a few pages at
+a time, so memory hardly grows with the number of images or the size of row groups. See also: images.py, shards.py (tar files).
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ DAMAGED = "The file is damaged; copy it again."
 
 @dataclass(frozen=True)
 class ParquetFile:
-    """What is known about a file. image, names: columns, dotted inside structs; names is "" without one. groups: rows each"""
+    """A file and what its footer says.
+
+    image, names: the columns of the images and of their names, COLUMN.FIELD inside a struct; names is "" if there is none
+    groups: the number of rows of each row group   mark: a text that identifies the images, see Source.marks
+    """
 
     path: Path
     image: str
@@ -197,7 +201,7 @@ def parquet_paths(place: Path) -> list[Path]:
 def _files(place: Path) -> list[ParquetFile]:
     files = [_described(path) for path in parquet_paths(place)]
     if not any(sum(file.groups) for file in files):
-        raise FqvitError(f"{place}: no rows in {len(files)} Parquet files, expected one image per row.")
+        raise FqvitError(f"{place}: no rows (Parquet files read: {len(files)}), expected one image per row. Pass other files.")
     return files
 
 
@@ -274,7 +278,7 @@ def _labels(place: Path, files: Sequence[ParquetFile], classes: Sequence[str] | 
             f"{place}: row {wrong or 0} has label {labels[wrong or 0]!r}, expected class indices or names throughout."
         )
     if isinstance(labels[0], str):
-        indices = class_indices(str(place), sorted(set(labels)), classes, ids)
+        indices = class_indices(str(place), sorted(set(labels)), classes, ids, "label")
         return [indices[label] for label in labels]
     # The names that the Hub stores say more than the positions, if the model has the same names in another order.
     order = names_to_indices(names, classes, ids) if names else None

@@ -27,6 +27,17 @@ def matmul(reader: Reader, a: View | Tensor, b: View | Tensor) -> View:
     assert isinstance(a, View)
     front = broadcast_shape(a.shape[:-2], b.shape[:-2])
     a, b = a.broadcast((*front, *a.shape[-2:])), b.broadcast((*front, *b.shape[-2:]))
+    order = _heads_last(b, len(front))
+    if order is not None:
+        a, b = (view.moved(lambda t: t.permute(*order, -2, -1)) for view in (a, b))
+        back = sorted(range(len(front)), key=order.__getitem__)
+        return _product(reader, a, b).moved(lambda t: t.permute(*back, -2, -1))
+    return _product(reader, a, b)
+
+
+def _product(reader: Reader, a: View, b: View) -> View:
+    """[..., H, M, K] x [..., H, K, N] -> [..., H, M, N]"""
+    front = a.shape[:-2]
     shape = (*front, a.shape[-2], b.shape[-1])
     windows = _windows(front)
     left = pruned(a.reshaped(*windows, *a.shape[-2:]))
@@ -34,6 +45,23 @@ def matmul(reader: Reader, a: View | Tensor, b: View | Tensor) -> View:
         return _context(reader, left, pruned(b.reshaped(*windows, *b.shape[-2:])), shape)
     right = pruned(b.reshaped(*windows, *b.shape[-2:]).transposed(-1, -2))
     return _scores(reader, left, right).reshaped(*shape)
+
+
+def _heads_last(view: View, axes: int) -> list[int] | None:
+    """Return the order of the first axes of K or V that puts heads after windows; None if they are in this order.
+
+    Heads are an axis along which the channels change but the row does not.
+    """
+    if len(view.steps) != 1 or axes < 2:
+        return None
+    channels = view.step.shape[-1]
+    heads = []
+    for axis in range(axes):
+        first, last = (view.index.select(axis, i) for i in (0, -1))
+        if not torch.equal(first, last) and torch.equal(first // channels, last // channels):
+            heads.append(axis)
+    order = [*(axis for axis in range(axes) if axis not in heads), *heads]
+    return None if order == list(range(axes)) else order
 
 
 def _windows(front: tuple[int, ...]) -> tuple[int, ...]:

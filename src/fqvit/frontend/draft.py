@@ -87,7 +87,8 @@ def forget_positions() -> None:
 
 def _is_strided(index: Tensor) -> bool:
     """Return whether an index is a strided view of the shared buffer that starts at 0."""
-    return index.untyped_storage().data_ptr() == _Positions.buffer.untyped_storage().data_ptr() and index.storage_offset() == 0
+    storage = _Positions.buffer.untyped_storage()
+    return index.untyped_storage().data_ptr() == storage.data_ptr() and int(index.storage_offset()) == 0
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fqvit.frontend.draft import Step
+from fqvit.frontend.rewrite import splits_heads
 from fqvit.models.layers import Role
 
 Readers = list[tuple[Step | None, int]]
@@ -56,8 +57,10 @@ def _linear(step: Step, readers: Readers, kinds: set[str]) -> Role:
         return "logits" if step.data["bias"] is not None else "pooled"
     if None in [reader for reader, _ in readers]:
         return "residual" if len(step.shape) == 1 and kinds <= {*SUMS} else "inner"
-    if kinds <= {"scores", "context"}:
-        return "qkv" if kinds == {"scores", "context"} else "value"
+    if kinds == {"scores", "context"}:
+        return "qkv" if all(reader is not None and _is_part(reader, i) for reader, i in readers) else "inner"
+    if kinds == {"context"}:
+        return "value"
     if kinds <= {*SUMS}:
         # Accumulators are added as they are, but not rearranged.
         plain = all(reader is not None and _keeps_order(reader, i) for reader, i in readers)
@@ -65,6 +68,12 @@ def _linear(step: Step, readers: Readers, kinds: set[str]) -> Role:
     if kinds == {"activation"}:
         return "hidden"
     return "residual" if kinds <= {*SUMS, "norm"} else "inner"
+
+
+def _is_part(reader: Step, i: int) -> bool:
+    """Return whether a product of attention reads its own third of the channels: Q, K or V."""
+    part = 2 if reader.kind == "context" else i
+    return splits_heads(reader.inputs[i], part)
 
 
 def _keeps_order(reader: Step, i: int) -> bool:

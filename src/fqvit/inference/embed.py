@@ -90,22 +90,32 @@ def embed_file(job: Job, out: Path, workers: Workers = SINGLE_PROCESS, progress:
         folder.prepare()
     workers.broadcast(None)  # the folder exists
     done = Done()
-    mine = workers.share(job.parts)
-    done.resumed = sum(len(folder[number]) for number in mine if folder.has(number))
-    _compute(job, folder, [number for number in mine if not folder.has(number)], done, progress)
-    done.resumed = sum(workers.gather(done.resumed))
-    if workers.first:
-        done.skipped = folder.skipped()
-        job.source.check_skipped(done.skipped)
-        done.images = sum(len(part) for part in folder)
-        if not done.images:
-            raise FqvitError(f"{done.skipped[0][0]}: {done.skipped[0][1]}. None of the images can be read. Repair them.")
-        with _saying_what_is_kept(folder):
-            embeddings.write_parts(out, folder)
-        folder.remove()
+    with folder.removed_if_useless(workers.first):
+        mine = workers.share(job.parts)
+        done.resumed = sum(len(folder[number]) for number in mine if folder.has(number))
+        _compute(job, folder, [number for number in mine if not folder.has(number)], done, progress)
+        done.resumed = sum(workers.gather(done.resumed))
+        if workers.first:
+            _finish(job, out, folder, done)
     done.images, skipped = workers.broadcast([done.images, [list(pair) for pair in done.skipped]])
     done.skipped = [(name, reason) for name, reason in skipped]
     return done
+
+
+def _finish(job: Job, out: Path, folder: PartsFolder, done: Done) -> None:
+    """Write the file from all parts, and remove them."""
+    done.skipped = folder.skipped()
+    done.images = sum(len(part) for part in folder)
+    try:
+        job.source.check_skipped(done.skipped)
+        if not done.images:
+            raise FqvitError(f"{done.skipped[0][0]}: {done.skipped[0][1]}. None of the images can be read. Repair them.")
+    except FqvitError:
+        folder.remove_skipped()
+        raise
+    with _saying_what_is_kept(folder):
+        embeddings.write_parts(out, folder)
+    folder.remove()
 
 
 def _compute(job: Job, folder: PartsFolder, numbers: Sequence[int], done: Done, progress: Progress | None) -> None:
@@ -182,6 +192,23 @@ class PartsFolder(Sequence[Embeddings]):
         """Return the (name, reason) of each unreadable image, in order."""
         texts = (_text(self.path(number).with_suffix(".json")) for number in range(self.parts))
         return [(name, reason) for text in texts if text for name, reason in json.loads(text)]
+
+    def remove_skipped(self) -> None:
+        """Remove the parts with unreadable images, so that the next run reads these images again."""
+        for number in range(self.parts):
+            if self.path(number).with_suffix(".json").exists():
+                self.path(number).unlink(missing_ok=True)
+                self.path(number).with_suffix(".json").unlink()
+
+    @contextmanager
+    def removed_if_useless(self, first: bool) -> Iterator[None]:
+        """Remove the folder if the block fails before any part is finished. first: whether this is the first worker"""
+        try:
+            yield
+        except BaseException:
+            if first and not any(self.has(number) for number in range(self.parts)):
+                self.remove()
+            raise
 
     def remove(self) -> None:
         """Remove the folder, and temporary files of killed runs."""

@@ -32,7 +32,10 @@ PROGRAM: Kind = "fqvit"
 DETECTOR: Kind = "fqvit_detector"
 MADE_BY: dict[Kind, str] = {PROGRAM: "fqvit quantize", DETECTOR: "fqvit detect quantize"}
 WRONG_KIND: dict[Kind, str] = {
-    PROGRAM: "holds a classifier, not a detector. Use `fqvit eval`, `fqvit classify` or `fqvit export` with it.",
+    PROGRAM: (
+        "holds a classifier or an embedding model, not a detector. "
+        "Use `fqvit eval`, `fqvit classify`, `fqvit embed` or `fqvit export` with it."
+    ),
     DETECTOR: "holds a detector, not a classifier. Use `fqvit detect eval`, `predict` or `draw`, or `fqvit inspect`.",
 }
 SAFETENSORS_NAMES = {"U8": "u8", "I8": "i8", "U16": "u16", "I16": "i16", "I32": "i32", "I64": "i64"}

@@ -92,7 +92,10 @@ class SiteObserver:
             return codes(*site.fixed, site.bits)
         first = self.parts[0]
         if isinstance(first, ChannelRange):
-            return channels.qparams(site, *first.ranges(), value, self.recipe.gelu_floor)
+            low, high = first.ranges()
+            if first.rows < channels.FEW_ROWS:
+                low, high = channels.shared_range(site.role, low, high)
+            return channels.qparams(site, low, high, value, self.recipe.gelu_floor)
         if isinstance(first, Ptf):
             found = first.result()
             return QParams(site.bits, np.array([found.scale]), np.array([found.zero], np.int64), found.alpha.astype(np.uint8))

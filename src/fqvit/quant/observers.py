@@ -344,9 +344,13 @@ class Ptf(Observer):
         q = (symmetric if self.symmetric else affine)(low, high, self.bits)
         scale, zero = float(q.scale[0]) / 2**self.k, int(q.zero[0])
         lower, upper, counts = self._histogram.edges()
-        errors = [
-            (counts * squared_error(lower, upper, scale * 2**alpha, -zero, q.last - zero)).sum(1) for alpha in range(self.k + 1)
-        ]
+        used = np.nonzero(counts)
+        lower, upper = lower[used], upper[used]
+        errors = []
+        for alpha in range(self.k + 1):
+            error = np.zeros(counts.shape)
+            error[used] = squared_error(lower, upper, scale * 2**alpha, -zero, q.last - zero)
+            errors.append((counts * error).sum(1))
         return PtfResult(scale, zero, np.argmin(errors, 0).astype(np.uint8))
 
     def _merge(self, later: Self) -> None:

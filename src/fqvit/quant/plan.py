@@ -5,17 +5,19 @@ No other module decides how a role is quantized. See also: recipe.py (recipes), 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
+import torch
 
 from fqvit.errors import FqvitError
-from fqvit.models.general import Activation, Depthwise, Join, Multiply, Rotary
+from fqvit.models.general import Activation, Depthwise, Gather, Join, Multiply, Rotary, Route
 from fqvit.models.graph import IMAGES, Graph, Node
-from fqvit.models.layers import Add, Context, Gelu, Leaf, Linear, Role, Scores, Softmax
+from fqvit.models.layers import Add, Context, Gelu, Heads, Leaf, Linear, Role, Scores, Softmax
 from fqvit.models.maps import Conv2d, Deconv, Upsample
 from fqvit.quant.fuse_relu import fuse_relus
 from fqvit.quant.recipe import RECIPES, RangeObserver, Recipe, SiteRule
@@ -222,15 +224,39 @@ def _has_channels(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> b
     """Return whether the site has one scale per channel.
 
     Only linear layers may read such a site, because the scales are folded into their weights. The scales of attention times V
-    are those of V times one factor, so V has per-channel scales only if attention times V has.
+    are those of V times one factor, so V has per-channel scales only if attention times V has, in the same order of channels.
     """
     if not recipe.channels or node.leaf.role not in CHANNELS or rule.range is not None or rule.observer is not None:
         return False
     if node.leaf.role not in ("qkv", "value"):
         return _read_by_linear(graph, node.name)
-    heads = {reader.name for reader in graph.nodes if node.name in reader.inputs}
-    readers = [reader for reader in graph.nodes if isinstance(reader.leaf, Context) and heads & set(reader.inputs)]
-    return all(_has_channels(graph, reader, recipe, _rule(reader, recipe)) for reader in readers)
+    contexts: list[Node] = []
+    for route in _readers(graph, node.name):
+        if isinstance(route.leaf, Heads) and route.leaf.part < 2:
+            continue
+        if not isinstance(route.leaf, Heads) and not _orders_heads(route.leaf, node.leaf):
+            return False
+        contexts += _readers(graph, route.name)
+    return all(isinstance(each.leaf, Context) and _has_channels(graph, each, recipe, _rule(each, recipe)) for each in contexts)
+
+
+def _readers(graph: Graph, name: str) -> list[Node]:
+    return [node for node in graph.nodes if name in node.inputs]
+
+
+@torch.no_grad()
+def _orders_heads(leaf: Leaf, value: Leaf) -> bool:
+    """Return whether a leaf that splits V into heads maps channel c of V to channel c of attention times V, for every token."""
+    if not isinstance(leaf, Route | Gather) or not isinstance(value, Linear):
+        return False
+    channels = value.weight.shape[0]
+    size = math.prod(leaf.view) if isinstance(leaf, Route) else (int(leaf.index.max()) + 1) * leaf.width
+    numbers = torch.arange(channels, dtype=torch.float32)
+    heads = leaf(numbers.repeat(-(-size // channels))[None])
+    if heads.ndim < 4:
+        return False
+    merged = heads.transpose(-2, -3).flatten(-2)
+    return merged.shape[-1] == channels and bool((merged == numbers).all())
 
 
 def _read_by_linear(graph: Graph, name: str) -> bool:
@@ -253,7 +279,7 @@ def _keeps_channels(graph: Graph, name: str) -> bool:
     return all(
         _moves_rows(node.leaf) and _keeps_channels(graph, node.name)
         if node.leaf.role == "route"
-        else not isinstance(node.leaf, Activation | Gelu | Depthwise | Multiply | Rotary | Scores | Softmax)
+        else not isinstance(node.leaf, Activation | Context | Depthwise | Gelu | Multiply | Rotary | Scores | Softmax)
         for node in readers
     )
 

@@ -96,6 +96,11 @@ class Engine:
         return self._model.instruction_set
 
     @property
+    def macs(self) -> int:
+        """The multiply-accumulates of the matrix products for one image."""
+        return self._model.macs
+
+    @property
     def threads(self) -> int:
         """The number of threads of a run."""
         return self._model.threads
@@ -137,6 +142,20 @@ class Engine:
     def profile(self, image: NDArray[np.uint8], rounds: int = 20) -> list[OpTime]:
         """Measure every op, after fusion, for one image uint8 [H, W, C] on one thread: the fastest of `rounds` runs."""
         return [OpTime(*row) for row in self._model.profile(self._checked(image[None]), rounds)]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The speed of the micro-kernel of the matrix products on one thread. gmacs: 10^9 multiply-accumulates per second"""
+
+    isa: str
+    gmacs: float
+
+
+def measure_peak(isa: str | None = None) -> Peak:
+    """Measure the micro-kernel of the matrix products on data in the L1 cache, for about 30 ms. isa: as in Engine"""
+    name, macs = _native.peak(instruction_set(isa))
+    return Peak(name, macs / 1e9)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Run one cell of a table (a model with a method) and cache its predictions for every image.
 
 A cell has two steps, calibration and evaluation. Each is cached under a key of everything that decides its result:
-checkpoint, recipe, images and the code of this package. A run that was killed repeats no finished step. Needs torch.
+checkpoint, preprocessing, recipe, images, device, the code of this package, and the versions of torch and Pillow. A run that
+was killed repeats no finished step. Needs torch.
 See also: table.py (rows and tables of cells).
 """
 
@@ -50,7 +51,10 @@ DECIDING = ("data", "models", "frontend", "quant", "lowering", "ir", "evaluate/a
 
 
 class Images(Protocol):
-    """Images shared by workers (cli/inputs.py implements it). batches(size, label): this worker's share of one pass."""
+    """Images shared by workers (cli/inputs.py implements it).
+
+    batches(size, label): this worker's share of one pass   report(): warn about images that the pass could not read
+    """
 
     source: Source
     workers: Workers
@@ -94,7 +98,7 @@ class CacheError(FqvitError):
 
 
 class Cache:
-    """A folder of finished steps. The first worker reads and writes it for all workers."""
+    """A folder of finished steps. The first worker reads and writes it for all workers. fresh: write only, ignore old steps."""
 
     def __init__(self, folder: Path, fresh: bool = False, workers: Workers = SINGLE_PROCESS) -> None:
         self.folder, self.fresh, self.workers = folder, fresh, workers
@@ -106,7 +110,7 @@ class Cache:
                 raise FqvitError(f"{said}. Choose another folder (--cache DIR).") from None
 
     def read(self, key: str) -> str:
-        """Return the cached text; "" if there is none or the file is damaged."""
+        """Return the cached text; "" if there is none or the file is not UTF-8. The caller checks that the text is complete."""
         kept = ""
         if self.workers.first and not self.fresh:
             with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):

@@ -1,6 +1,6 @@
-"""Checkpoints of every container and layout, and the errors of checkpoints that do not fit.
+"""Checkpoints of ViT, DeiT and Swin: every container and layout, and the errors of checkpoints that do not fit.
 
-The inverse key maps are written here independently of keymaps.py.
+The inverse key maps are written here independently of keymaps.py. See also: ../families/ (other families and their layouts).
 """
 
 from __future__ import annotations

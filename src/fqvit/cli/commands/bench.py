@@ -49,10 +49,12 @@ def run(
         say_json({**about, **report.summary(found), **({"by_op": ops.summary(times)} if by_op else {})})
         return
     machine = report.machine()
-    say(f"{file}: {header.model}, recipe {header.recipe.get('name')}; {machine['cpu']}; {report.count(rounds, 'round')}.\n")
+    assert found.peak is not None
+    about_file = f"{file}: {header.model}, recipe {header.recipe.get('name')}"
+    say(f"{about_file}; {machine['cpu']}, {found.peak.isa}; {report.count(rounds, 'round')}.\n")
     say(report.text(found))
     if by_op:
-        say("\n" + ops.text(times))
+        say("\n" + ops.text(times, found.peak))
 
 
 def numbers(option: str, words: str) -> list[int]:

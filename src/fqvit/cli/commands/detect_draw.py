@@ -44,7 +44,7 @@ def run(
         assert results is not None
         if data is None:
             raise FqvitError(f"{results}: no image folder given. Pass the folder of its images (--data DIR).")
-        by_file, folder = _by_file(read_results(results)), existing_folder(data)
+        by_file, folder = _by_file(results, read_results(results)), existing_folder(data)
         paths_by_name = {name: _image_path(folder, name) for name in by_file}
         targets = _targets(out, [Path(name) for name in by_file], list(paths_by_name.values()))
         unreadable = Unreadable(len(by_file))
@@ -60,14 +60,16 @@ def run(
     if as_json:
         say_json({"out": str(out), "pictures": count, "objects": objects, "score": least})
     elif count:
-        say(f"{out}: {'1 image' if count == 1 else f'{count} images'} with {objects} objects of score {least:g} or more")
+        images_text = "1 image" if count == 1 else f"{count} images"
+        objects_text = "1 object" if objects == 1 else f"{objects} objects"
+        say(f"{out}: {images_text} with {objects_text} of score {least:g} or more")
     unreadable.raise_if_any()
 
 
-def _by_file(results: list[NamedResult]) -> dict[str, list[NamedResult]]:
-    """Group the results by the name of their image."""
+def _by_file(path: Path, results: list[NamedResult]) -> dict[str, list[NamedResult]]:
+    """Group the results by the name of their image. path: their file, for an error message"""
     if not results:
-        raise FqvitError("results: an empty list, expected at least one detection. Pass a file with detections.")
+        raise FqvitError(f"{path}: an empty list, expected at least one detection. Pass a file with detections.")
     by_file: dict[str, list[NamedResult]] = {}
     for result in results:
         by_file.setdefault(result["file_name"], []).append(result)

@@ -55,7 +55,8 @@ def run(
             | output
         )
     elif out is not None:
-        say(f"{out}: {len(results)} detections in {'1 image' if count == 1 else f'{count} images'}")
+        detections = "1 detection" if len(results) == 1 else f"{len(results)} detections"
+        say(f"{out}: {detections} in {'1 image' if count == 1 else f'{count} images'}")
     unreadable.raise_if_any()
 
 

@@ -35,7 +35,7 @@ def run(
     as_json: bool,
 ) -> None:
     if batch < 1:
-        raise FqvitError(f"batch: {batch}, expected at least 1.")
+        raise FqvitError(f"--batch {batch}: expected at least 1.")
     workers = Workers.from_environment()
     to_folder = out.endswith(("/", os.sep)) or os.path.isdir(out)
     path = Path(out)

@@ -41,6 +41,10 @@ def run(
     if not target.startswith("hf:") and (path.suffix in (".fqvit", ".onnx", *inputs.CHECKPOINTS) or path.is_file()):
         if weights is not None:
             raise FqvitError(f"{target}: a program contains its weights. Leave out --weights, or pass a float model.")
+        if settings and path.suffix in (".fqvit", ".onnx"):
+            raise FqvitError(
+                f"{target}: a program has fixed settings. Leave out --{next(iter(settings))}, or pass a float model."
+            )
         if device != "cpu":
             raise FqvitError(f"device {device!r}: programs run on the CPU. Use --device cpu.")
         if path.suffix == ".onnx" or backend == "onnx":

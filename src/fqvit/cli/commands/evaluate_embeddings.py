@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fqvit.cli import inputs
 from fqvit.cli.output import say, say_json
 from fqvit.data.images import existing_folder
+from fqvit.data.parquet import are_parquet
 from fqvit.data.shards import are_shards
 from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
@@ -46,9 +47,9 @@ def run(
     if path.suffix != ".fqvit":
         raise FqvitError(f"{path}: --knn and --zero-shot evaluate a program. Pass a .fqvit file.")
     if text is not None and (weights is not None or settings):
-        other = "--weights"
+        other = "--weights" if weights is not None else f"--{next(iter(settings))}"
     if other is not None:
-        raise FqvitError(f"{other}: does not apply here. Leave it out.")
+        raise FqvitError(f"{other}: has no effect with {'--knn' if text is None else '--zero-shot'}. Leave it out.")
     if data is None:
         raise FqvitError(f"{path}: no images given. Pass a folder with one sub-folder per class (--data DIR).")
     if gallery is not None:
@@ -110,12 +111,12 @@ def _run_zero_shot(
 
 
 def _classes(gallery: Path, classes: Path | None) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the names and ids of the classes: those of --classes, or the sub-folders of the gallery."""
+    """Return the names and ids of the classes: those of --classes, or the sub-folders of a gallery of image files."""
     given = inputs.read_classes(classes)
     if given is not None:
         return given.names, given.ids
-    if are_shards(gallery):
-        raise FqvitError(f"{gallery}: tar shards do not name their classes. Pass the names (--classes FILE).")
+    if are_shards(gallery) or are_parquet(gallery):
+        raise FqvitError(f"{gallery}: a gallery of tar or Parquet files needs class names. Pass them (--classes FILE).")
     folders = [entry.name for entry in existing_folder(gallery).iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     return sorted(folders), ()
 

@@ -59,7 +59,7 @@ def run(
         warn(text)
     date = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y, %H:%M UTC")
     about = About(
-        command=_command(file, weights, data, classes, limit, target, pictures),
+        command=_command(file, weights, data, classes, limit, target, pictures, settings),
         file=str(file),
         where=images.where,
         date=date,
@@ -134,8 +134,9 @@ def _command(
     limit: int | None,
     target: Path,
     pictures: Path | None,
+    settings: dict[str, Any],
 ) -> str:
-    """Return the command line that the page shows. It does not include --heads, --pool and --activation."""
+    """Return the command line that the page shows."""
     options = (
         ("--weights", weights),
         ("--data", data),
@@ -143,6 +144,7 @@ def _command(
         ("--limit", limit),
         ("-o", target),
         ("--pictures", pictures),
+        *((f"--{name}", value) for name, value in settings.items()),
     )
     words = ["fqvit", "report", str(file)]
     for name, value in options:

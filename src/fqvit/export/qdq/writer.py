@@ -238,7 +238,7 @@ class _Export:
         params = self.scales.params(op.y, None, op.bits)
         if not params.product and len(params.zero) > 1:  # b contains the per-channel zero points
             params = QdqParams(params.scale, collapsed(params.zero), op.bits, params.product)
-        gamma = g / 2.0 ** (op.shift - 24) * params.scale
+        gamma = g / 2.0 ** (op.shift - op.fraction) * params.scale
         beta = (b / 2.0 ** (op.shift - op.b_shift) - params.zero) * params.scale
         parts = [self.graph.float32(f"{op.y}.gamma", gamma), self.graph.float32(f"{op.y}.beta", beta)]
         epsilon = op.epsilon * (unit / shape[-1]) ** 2

@@ -20,6 +20,7 @@ from fqvit.models import layers
 from fqvit.quant.exptable import EXP_TABLES, level_table
 
 SOFTMAX_BITS = 52  # bits of Softmax's mult, which stays below 2^53 because JSON readers may use float64
+MOST_REGIONS = 256  # region numbers are u8
 
 
 def lower_heads(leaf: layers.Heads, low: Lowering) -> LoweredValue:
@@ -121,6 +122,9 @@ def _regions(mask: Tensor) -> np.ndarray:
     first = same.argmax(-1)  # a region is identified by its first token
     if not (same == (first[:, :, None] == first[:, None, :])).all():
         raise FqvitError("attention mask: not a partition of the tokens into regions.")
+    most = max(len(np.unique(window)) for window in first)
+    if most > MOST_REGIONS:
+        raise FqvitError(f"attention mask: {most} regions in a window, expected at most {MOST_REGIONS}.")
     return numbered(same)
 
 
