@@ -87,7 +87,7 @@ INCLUDES = -Inative -isystem $(JSON)
 SANITIZE_CXX ?= $(shell command -v clang++ || echo g++)
 CHECKED = $(SANITIZE_CXX) -std=c++20 $(INCLUDES) -O2 -g -fno-sanitize-recover=all -pthread
 
-TESTS_CHECKED := build/sanitize/roialign-address,undefined build/sanitize/roialign-thread build/sanitize/preprocess
+TESTS_CHECKED := build/sanitize/roialign-address,undefined build/sanitize/roialign-thread build/sanitize/preprocess build/sanitize/attention
 sanitize: build/sanitize/address build/sanitize/thread build/sanitize/programs $(TESTS_CHECKED)
 	build/sanitize/address native/fuzz/seeds build/sanitize/programs
 	build/sanitize/thread native/fuzz/seeds build/sanitize/programs
@@ -100,6 +100,10 @@ build/sanitize/roialign-%: native/test/roialign_test.cpp $(CORE) $(HEADERS) .ven
 build/sanitize/preprocess: native/test/preprocess_test.cpp $(CORE) $(HEADERS) .venv/.dev
 	@mkdir -p $(@D)
 	$(CHECKED) -fsanitize=address,undefined native/test/preprocess_test.cpp $(CORE) -o $@
+
+build/sanitize/attention: native/test/attention_test.cpp native/test/avx512_shim.cpp $(CORE) $(HEADERS) .venv/.dev
+	@mkdir -p $(@D)
+	$(CHECKED) -fsanitize=address,undefined native/test/attention_test.cpp native/test/avx512_shim.cpp $(CORE) -o $@
 
 build/sanitize/address: native/test/programs_test.cpp $(CORE) $(HEADERS) .venv/.dev
 	@mkdir -p $(@D)

@@ -113,10 +113,12 @@ def plan(name: str, shallow: bool = False, whole: bool = False) -> Plan:
     """Find options that build a model of timm. shallow: with two blocks   whole: with its own image size"""
     timm = library("timm")
     default = timm.models.get_pretrained_cfg(name).input_size
-    millions = sum(p.numel() for p in _skeleton(timm, name, None, {}).parameters()) / 1e6
+    full = _skeleton(timm, name, None, {})
+    millions = sum(p.numel() for p in full.parameters()) / 1e6
     shorter: list[dict[str, Any]] = [{}]
     if millions > MANY or shallow:
         shorter = [{"depth": 2}, {"depths": (1, 1, 2, 1)}, {"depths": (1, 1, 2)}, {"layers": (1, 1, 1, 1), "depth": 2}, {}]
+        shorter = _grouped_queries(full) + shorter
     problem: Exception | None = None
     for extra in shorter:
         for options, size in [({}, default)] if whole else _sizes(timm, name, default):
@@ -126,6 +128,15 @@ def plan(name: str, shallow: bool = False, whole: bool = False) -> Plan:
             except FAILURES as error:
                 problem = error
     raise ValueError(f"cannot be built: {problem}")
+
+
+def _grouped_queries(full: nn.Module) -> list[dict[str, Any]]:
+    """Return options for two blocks of a model whose middle blocks have fewer heads of K and V, such as Sapiens2."""
+    blocks = list(getattr(full, "blocks", ()))
+    heads = [getattr(getattr(block, "attn", None), "num_kv_heads", None) for block in blocks]
+    if len(set(heads)) < 2:
+        return []
+    return [{"depth": 2, "num_kv_heads": (heads[0], heads[len(heads) // 2])}]
 
 
 def build(plan: Plan) -> Built:

@@ -5,8 +5,8 @@ Needs timm; the package itself does not. Run it again after an update of timm:
     python scripts/timm_tables.py
 
 timm_models.csv has one row per name: the family, its config (fields that differ from the defaults), or the feature that
-fqvit's own modules do not support. timm_tags.csv has the preprocessing per name and tag; the first tag of a name is timm's
-default.
+fqvit's own modules do not support; for names of modules other than MODULES, the name of timm's module. timm_tags.csv has the
+preprocessing per name and tag; the first tag of a name is timm's default.
 See also: src/fqvit/models/architectures.py (reads both), tests/models/test_architectures.py (compares them with timm).
 """
 
@@ -234,6 +234,7 @@ def main() -> None:
     from timm.models import _registry as registry
 
     names = sorted(timm.list_models(module=MODULES))
+    others = {name: registry._model_to_module[name] for name in timm.list_models() if name not in names}
     with (ASSETS / "timm_models.csv").open("w", newline="") as file:
         columns = ["name", "family", "image", "patch", "width", "depth", "heads", "hidden", "options"]
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
@@ -242,6 +243,8 @@ def main() -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 writer.writerow(row(name, timm.create_model(name, device="meta")))
+        for name, module in others.items():
+            writer.writerow({"name": name, "family": "-", "options": f"another architecture ({module})"})
     with (ASSETS / "timm_tags.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["name", "tag", "image", "crop", "mode", "interpolation", "mean", "std"])

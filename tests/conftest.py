@@ -33,11 +33,14 @@ def timm() -> ModuleType:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             declared = []
-            for name in ("nms", "qnms"):
-                if not hasattr(torch.ops.torchvision, name):
-                    library = torch.library.Library("torchvision", "FRAGMENT")
-                    library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-                    declared.append(library)
+            try:
+                importlib.import_module("torchvision")
+            except (ImportError, RuntimeError):
+                for name in ("nms", "qnms"):
+                    if not hasattr(torch.ops.torchvision, name):
+                        library = torch.library.Library("torchvision", "FRAGMENT")
+                        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                        declared.append(library)
             module = importlib.import_module("timm")
     except (ImportError, RuntimeError, OSError) as error:
         pytest.skip(f"timm cannot be imported: {error}")

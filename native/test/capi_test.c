@@ -4,7 +4,7 @@
  *   capi_test FOLDER NAME...
  *
  * FOLDER has NAME.fqvit, NAME.images (its input, several images) and NAME.output (output 0 of these, little-endian).
- * The first model must be a classifier with pixels as input. tests/native/test_capi.py writes the files.
+ * The first model must be a classifier with pixels as input. tests/native/golden.py writes the files.
  */
 #include <stdlib.h>
 

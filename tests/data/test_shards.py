@@ -155,6 +155,18 @@ def test_workers_read_a_share_of_the_headers_and_all_get_the_whole_index(tmp_pat
             assert each.labels == single.labels and each.paths == single.paths
 
 
+def test_workers_with_different_shards_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tests.distributed.together import together
+
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        for name in ("a.tar", f"b{rank}.tar"):
+            pack(tmp_path / str(rank) / name, {"1.png": png(1)})
+    with pytest.raises(FqvitError, match=r"worker 1 has 2 shards \(names .*Every machine needs the same files"):
+        together(2, lambda worker: TarShards.unlabelled(tmp_path / str(worker.rank), GREY, worker))
+
+
 def test_commands_accept_shards_and_give_the_fingerprint_of_the_folder(tmp_path: Path) -> None:
     from fqvit.models import embedded
 

@@ -87,8 +87,7 @@ class FixedNetworks:
 
     stages, box_side, mask_side = 2, 7, 14
 
-    def __init__(self, box: list[float]) -> None:
-        self.box = np.array([box])
+    def __init__(self) -> None:
         self.calls: list[str] = []
 
     def maps(self, pixels: Pixels) -> Maps:
@@ -108,7 +107,7 @@ class FixedNetworks:
 
 
 def test_a_cascade_averages_logits_and_mask_probabilities() -> None:
-    networks = FixedNetworks([0, 0, 8, 8])
+    networks = FixedNetworks()
     settings = msgspec.structs.replace(ONE_RATIO, proposals_a_level=1, proposals=1)
     found = detect(networks, Input(np.zeros((32, 32, 3), np.uint8), 64, 64), settings)
     assert networks.calls == ["boxes 0", "boxes 1", "masks 0", "masks 1"]

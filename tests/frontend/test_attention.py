@@ -141,3 +141,22 @@ def test_einsum_and_batched_products_are_captured() -> None:
         return torch.bmm(scores.softmax(-1), y) + other @ y
 
     captured(Tokens(body))
+
+
+def test_grouped_queries_with_rotary_positions_are_captured() -> None:
+    """Sapiens2 rotates K once per group, keeps the first token, and repeats the heads of K and V."""
+    angles = torch.randn(15, 2, generator=torch.Generator().manual_seed(5)).repeat(1, 2)
+    model = Tokens(lambda x: x, q=nn.Linear(8, 16), k=nn.Linear(8, 8), v=nn.Linear(8, 8), proj=nn.Linear(16, 8))
+
+    def rotated(x: Tensor) -> Tensor:
+        turned = torch.cat([-x[..., 2:], x[..., :2]], -1)
+        return x * angles.cos() + turned * angles.sin()
+
+    def body(x: Tensor, layers: nn.ModuleDict) -> Tensor:
+        q, k, v = (layers[name](x).reshape(len(x), 16, -1, WIDTH).transpose(1, 2) for name in "qkv")
+        q, k = (torch.cat([t[:, :, :1], rotated(t[:, :, 1:])], 2) for t in (q, k))
+        k, v = (t.repeat_interleave(2, dim=1) for t in (k, v))
+        return layers["proj"](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    model.body = body
+    assert kinds(captured(model)).count("Rotary") == 2

@@ -40,6 +40,17 @@ def test_a_graph_captured_with_one_image_runs_batches() -> None:
         torch.testing.assert_close(graph(images[i : i + 1])[0], together[i])
 
 
+def test_parity_compares_the_graph_with_the_module_itself() -> None:
+    """Plain layers compute the same ops in the same order, so that parity may be exactly 0, as for Swin."""
+    module = randomised(Tokens(lambda x: x.mean(1), head=nn.Linear(8, 4)))
+    module.body = lambda x, layers: layers["head"](x.mean(1))  # type: ignore[assignment]
+    graph = capture(module, SIZE)
+    before = check(module, graph, SIZE)
+    with torch.no_grad():
+        graph.graph.node(graph.graph.output).leaf.bias[0] += 1e-3
+    assert before < 1e-6 < 1e-5 < check(module, graph, SIZE)
+
+
 class TwoHeads(nn.Module):
     """The mean of two classifiers and both of them, as in DeiT with its teacher's head, and the tokens; no MLP."""
 

@@ -181,7 +181,7 @@ def test_a_model_without_numbered_blocks_has_an_embedding_only() -> None:
 
 
 class Pooler(nn.Module):
-    """A small model with a named part after the blocks, to be changed by tests."""
+    """A small model with two blocks, mean pooling, a norm, and a last layer that the test chooses."""
 
     def __init__(self, last: nn.Module) -> None:
         super().__init__()

@@ -92,6 +92,13 @@ def test_the_error_for_an_unknown_name_suggests_similar_ones() -> None:
     with pytest.raises(FqvitError, match="not a name that fqvit knows.*deit_tiny"):
         zoo.find("diet_tiny")
     with pytest.raises(FqvitError, match="fqvit models"):
+        zoo.find("qqqqqq")
+
+
+def test_names_of_timm_are_never_called_unknown() -> None:
+    with pytest.raises(
+        FqvitError, match=r"resnet50: has another architecture \(resnet\).*Build it with timm and pass the module"
+    ):
         zoo.find("resnet50")
 
 

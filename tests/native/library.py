@@ -1,4 +1,7 @@
-"""Build and install libfqvit with CMake for tests, once per session, and load it through ctypes."""
+"""Build and install libfqvit with CMake for tests, once per session.
+
+See also: capi.py (calls the library through ctypes).
+"""
 
 from __future__ import annotations
 

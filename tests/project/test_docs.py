@@ -37,7 +37,7 @@ PAGES = [
 OPS: dict[str, Any] = {str(op.__struct_config__.tag): op for op in get_args(AnyOp)}
 FOLDERS = (
     r"(?:src|tests|docs|native|benchmarks|training|scripts|examples|models|quant|ir|runtime|evaluate|bench|export|study|report"
-    r"|detect|data|lowering|cli|distributed|system)"
+    r"|detect|data|lowering|cli|distributed|system|frontend|inference|integrations)"
 )
 
 

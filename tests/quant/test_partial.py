@@ -52,7 +52,7 @@ def directly(model: FloatModel, images: np.ndarray, patches: Callable[[Node, lis
     """Compute the outputs of recipe `partial` by its definition.
 
     Each operand of a matrix product is quantized just before the product, with its range in the float model; biases are rounded
-    to accumulator units; everything else is float. patches(node, inputs): computes the patch embedding
+    to accumulator units; everything else is float. patches(node, inputs): computes the patch embedding.
     """
     graph = trace(model.module)
     exact: dict[str, Tensor] = {IMAGES: normalise(images, model.preprocess)}

@@ -118,7 +118,9 @@ struct Tile {
     template <int... i>
     FQVIT_INLINE void add_bias(const std::int32_t* bias, std::int64_t stride, std::int64_t columns,
                                std::integer_sequence<int, i...>) {
-        ((acc[i] = add_i32(acc[i], load_i32(bias + i / N * stride + i % N * 16, first_16(columns - i % N * 16)))), ...);
+        ((acc[i] = add_i32(acc[i], load_i32(bias + i / N * stride + i % N * 16,
+                                            first_16(std::max<std::int64_t>(columns - i % N * 16, 0))))),
+         ...);
     }
 
     // The micro-kernel: acc[r] += sum over quads of a[r] b. stride: bytes between rows of a; b: i8 [quads][16 N][4]

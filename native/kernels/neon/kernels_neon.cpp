@@ -261,9 +261,11 @@ Columns choose_16_columns(const Epilogue& e, const Tile& tile, int c) {
     if (e.kind == Epilogue::CODES) return high ? store_bytes_16<HighHalf> : store_bytes_16<AnyShift>;
     if (e.kind != Epilogue::LOOKUP || e.requantization.last != 255) return nullptr;
     const std::int32_t* starts = e.starts + tile.channel + c;
-    for (int i = 1; i < 2 * LANES; ++i) {
-        if (starts[i] != starts[0]) return nullptr;
-    }
+    const int32x4_t first = vld1q_dup_s32(starts);
+    const uint32x4_t left = vandq_u32(vceqq_s32(vld1q_s32(starts), first), vceqq_s32(vld1q_s32(starts + 4), first));
+    const uint32x4_t right =
+        vandq_u32(vceqq_s32(vld1q_s32(starts + 8), first), vceqq_s32(vld1q_s32(starts + 12), first));
+    if (vminvq_u32(vandq_u32(left, right)) == 0) return nullptr;
     return high ? look_up_shared<HighHalf> : look_up_shared<AnyShift>;
 }
 

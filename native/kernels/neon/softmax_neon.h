@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "core/fixed.h"
+#include "kernels/attention_bytes.h"
 #include "kernels/kernels.h"
 #include "kernels/neon/neon.h"
 
@@ -189,8 +190,12 @@ private:
     }
 
     // The code of q = floor((sum + e / 2) / e) is above c if and only if q >= 2 (c = 0) or q >= 3 2^(c - 1).
-    // Multiplied by e, that needs no division.
+    // Multiplied by e, that needs no division: x >= 2 e or x >= 3 e 2^(c - 1), with x = sum + floor(e / 2).
     void find_log_codes(std::int64_t sum, std::int64_t farthest) {
+        if (head_.bytes->is_supported) {
+            for (std::int64_t d = 0; d <= farthest; d += 8) find_eight_log_codes(static_cast<std::uint32_t>(sum), d);
+            return;
+        }
         const std::int64_t last_code = head_.softmax_last;
         std::int64_t code = 0, ratio = 2;
         for (std::int64_t d = 0; d <= farthest; ++d) {
@@ -202,6 +207,27 @@ private:
             }
             codes_[d] = static_cast<std::uint8_t>(code);
         }
+    }
+
+    // AttentionBytes::is_supported: x and 3 e are below 2^31. `level` is floor(log2(x / (3 e))), or negative if
+    // x < 3 e. Where e is 0, top_bit is -32, so that the level is 32 or more.
+    FQVIT_NEON_INLINE uint16x4_t four_log_codes(uint32x4_t sum, std::int64_t d) const {
+        const uint32x4_t e = vreinterpretq_u32_s32(vld1q_s32(head_.bytes->table + d));
+        const uint32x4_t triple = vreinterpretq_u32_s32(vld1q_s32(head_.bytes->triple + d));
+        const uint32x4_t x = vsraq_n_u32(sum, e, 1);
+        const int32x4_t top_bit = vsubq_s32(vdupq_n_s32(31), vreinterpretq_s32_u32(vclzq_u32(x)));
+        const int32x4_t difference = vsubq_s32(top_bit, vld1q_s32(head_.bytes->top_bit + d));
+        const uint32x4_t below = vcltq_u32(x, vshlq_u32(triple, difference));
+        const int32x4_t level = vaddq_s32(difference, vreinterpretq_s32_u32(below));
+        const uint32x4_t first = vshrq_n_u32(vcgeq_u32(x, vshlq_n_u32(e, 1)), 31);
+        const uint32x4_t more = vreinterpretq_u32_s32(vaddq_s32(level, vdupq_n_s32(2)));
+        return vmovn_u32(vbslq_u32(vcgezq_s32(level), more, first));
+    }
+
+    FQVIT_NEON_INLINE void find_eight_log_codes(std::uint32_t sum, std::int64_t d) {
+        const uint16x8_t codes =
+            vcombine_u16(four_log_codes(vdupq_n_u32(sum), d), four_log_codes(vdupq_n_u32(sum), d + 4));
+        vst1_u8(codes_ + d, vmin_u8(vmovn_u16(codes), vdup_n_u8(static_cast<std::uint8_t>(head_.softmax_last))));
     }
 
     void find_uniform_codes(std::int64_t sum, std::int64_t farthest) {

@@ -113,7 +113,7 @@ def relative(path: str, where: str) -> str:
 
 
 def _agree(images: Source, place: Path, workers: Workers) -> None:
-    """Raise FqvitError if workers on different machines have different image files. The workers read tar shards together."""
+    """Raise FqvitError if workers on different machines have different image files. TarShards compares its files itself."""
     if workers.size == 1 or isinstance(images, TarShards):
         return
     if isinstance(images, ImageFolder):

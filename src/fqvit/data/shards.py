@@ -9,6 +9,7 @@ See also: tars.py, images.py.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import json
@@ -189,6 +190,8 @@ class _Index:
 
 def _index(place: Path, paths: list[Path], labels: bool, workers: Workers) -> _Index:
     """Read the headers of this worker's shards, and return the index of all shards."""
+    names = hashlib.sha256("\n".join(path.name for path in paths).encode(errors="surrogateescape")).hexdigest()[:8]
+    workers.agree(str(place), f"{len(paths)} shards (names {names})", "Every machine needs the same files.")
     mine = workers.share(len(paths))
     reader = _HeaderReader(labels)
     for number in mine:

@@ -213,21 +213,13 @@ class Emitter:
         cosines, sines = step.inputs
         x = View(cosines.steps, cosines.index)
         *_, tokens, width = x.shape
-        position = torch.full((x.step.size,), -1)
-        position[x.index.flatten()] = torch.arange(x.index.numel())
-        partners = position[sines.index.flatten()].view(-1, width)
         sin = torch.ones(x.shape, dtype=torch.float64) if sines.scale is None else sines.scale
         cos = torch.ones(x.shape, dtype=torch.float64) if cosines.scale is None else cosines.scale
-        used = (sin != 0).reshape(-1, width)
-        rows = torch.arange(len(partners))[:, None] * width
-        partner = torch.arange(width)
-        for c in range(width):
-            own = (partners - rows)[:, c][used[:, c]]
-            if len(own) and not (bool((own == own[0]).all()) and 0 <= int(own[0]) < width):
-                raise FqvitError(
-                    f"{step.path or 'model'}: adds a rearranged copy of a value in an unknown pattern, which is not supported."
-                )
-            partner[c] = own[0] if len(own) else c
+        partner = _partners(x.index.reshape(-1, width), sines.index.reshape(-1, width), (sin != 0).reshape(-1, width))
+        if partner is None:
+            raise FqvitError(
+                f"{step.path or 'model'}: adds a rearranged copy of a value in an unknown pattern, which is not supported."
+            )
         tables = []
         for table in (cos, sin):
             rows_of = table.reshape(-1, tokens, width)
@@ -374,6 +366,23 @@ def _broadcast(view: View) -> View:
         if bool((rows == rows[:1]).all()):
             return View(view.steps, rows[0])
     return view
+
+
+def _partners(own: Tensor, others: Tensor, used: Tensor) -> Tensor | None:
+    """Return the channel p[c] with others[r, c] = own[r, p[c]] in all rows r where others[r, c] is used; None if there is none.
+
+    own, others, used: [R, C]. Rows may be repeated (grouped-query attention).
+    """
+    partner = torch.arange(own.shape[1])
+    for c in range(own.shape[1]):
+        rows = used[:, c].nonzero().flatten()
+        if not len(rows):
+            continue
+        found = (own[rows[0]] == others[rows[0], c]).nonzero().flatten()
+        if not len(found) or not torch.equal(own[rows, found[0]], others[rows, c]):
+            return None
+        partner[c] = found[0]
+    return partner
 
 
 def _skipped(view: View) -> int | None:

@@ -173,14 +173,19 @@ def check(name: str) -> str:
     return name
 
 
+def refuse_undefined(name: str) -> None:
+    """Raise FqvitError if the name is that of a timm model that fqvit does not define."""
+    if (why := architectures.why_not(name)) is not None:
+        problem = f"{name}: has {why}, for which fqvit has no definition of its own"
+        raise FqvitError(f"{problem}. Build it with timm and pass the module.")
+
+
 def find(name: str) -> Row:
     """Like `lookup`, but raise FqvitError with the reason or with similar names if there is no such row."""
     row = lookup(name)
     if row is not None:
         return row
-    if (why := architectures.why_not(name)) is not None:
-        problem = f"{name}: has {why}, for which fqvit has no definition of its own"
-        raise FqvitError(f"{problem}. Build it with timm and pass the module.")
+    refuse_undefined(name)
     if architectures.lookup(name) is not None:
         raise FqvitError(f"{name}: not a ViT, DeiT or Swin classifier, which this command needs. `fqvit models` lists them.")
     near = difflib.get_close_matches(name, (*BY_NAME, *architectures.names()), 3, 0.5)

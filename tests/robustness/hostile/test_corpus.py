@@ -1,4 +1,4 @@
-"""Every command rejects malformed files of every kind: one line that names the file, exit code 2, nothing written.
+"""Commands reject malformed files of every kind that they read: a line that names the file, exit code 2, nothing written.
 
 The tests of each reader have more cases; docs/explanation/hardening.md lists these tests.
 """
@@ -86,7 +86,13 @@ COMMANDS: dict[str, tuple[str, list[Words]]] = {
         "bad.tar",
         [("eval", G / "program.fqvit", "--data", F), ("quantize", "--calib", F, "-o", O)],
     ),
+    "parquet": (
+        "bad.parquet",
+        [("eval", G / "program.fqvit", "--data", F), ("quantize", "--calib", F, "-o", O)],
+    ),
+    "embeddings": ("bad.safetensors", [("search", F, "--queries", F)]),
 }
+NEEDS = {"coco": "pycocotools", "parquet": "pyarrow"}
 TEXTS = ("recipe", "settings", "classes")  # kinds in which an empty file or a word can be valid
 
 
@@ -98,6 +104,15 @@ def archive(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> bytes
             info.type, info.linkname = type_, target
             info.size = len(bitmap()) if type_ == tarfile.REGTYPE else 0
             tar.addfile(info, io.BytesIO(bitmap()))
+    return out.getvalue()
+
+
+def parquet() -> bytes:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    out = io.BytesIO()
+    write_table(pyarrow.table({"image": [bitmap()], "label": [0]}), out)
     return out.getvalue()
 
 
@@ -197,7 +212,10 @@ def malformed(kind: str) -> dict[str, bytes]:
     found |= {"an archive": zipped(x=b"1"), "brackets": b"[" * 20_000}
     if kind not in TEXTS:
         found |= {"nothing": b"", "a word": b"hello"}
-        whole = max(seeds_of(kind).values(), key=len) if kind != "calibration" else b'{"recipe": {}}'
+        if kind == "calibration":
+            whole = b'{"recipe": {}}'
+        else:
+            whole = parquet() if kind == "parquet" else max(seeds_of(kind).values(), key=len)
         found |= {"half of a file": whole[: 700 if kind == "shard" else len(whole) // 2]}
     if kind == "image":
         del found["an image"]
@@ -205,9 +223,9 @@ def malformed(kind: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_every_command_rejects_malformed_files_in_one_line(kind: str, home: Path, tmp_path: Path) -> None:
-    if kind == "coco":
-        pytest.importorskip("pycocotools")
+def test_commands_reject_malformed_files_in_one_line(kind: str, home: Path, tmp_path: Path) -> None:
+    if kind in NEEDS:
+        pytest.importorskip(NEEDS[kind])
     name, commands = COMMANDS[kind]
     file, out = tmp_path / name, tmp_path / "out"
     real_paths = {"G": home, "F": file, "O": out}

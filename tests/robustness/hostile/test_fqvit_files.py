@@ -199,7 +199,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         "z: shape .* is too large",
     ),
 }
-MAY_LOAD = {"nested lists in the recipe"}  # harmless: the loader may accept it but must not crash
+MAY_LOAD = {"nested lists in the recipe"}  # harmless: accepted, and must not crash the loader
 
 
 @pytest.mark.parametrize("case", HOSTILE)
