@@ -268,7 +268,7 @@ Engine::Engine(const Program& program, const EngineOptions& options) : state_(st
     s.values.add(Value{DType::u8, program.input, 0, 255}, INPUT, false);
     s.add_ops(program);
     s.add_outputs(program);
-    if (!s.keep_buffers) fuse(s.ops, s.outputs, s.kernels);
+    if (!s.keep_buffers) fuse(s.ops, s.outputs, s.kernels, options.weights == nullptr);
     s.plan();
     const auto needed = static_cast<std::int64_t>(run_bytes());
     require(needed <= options.max_run_bytes, "its buffers need ", needed >> 20, " MB per image, at most ",
