@@ -93,7 +93,9 @@ OTHER_SIZES = re.compile(r"(vit|deit)_([a-z]+)(_distilled)?_patch([1-9]\d?)_([1-
 
 
 def lookup(name: str) -> Row | None:
-    """Return the row of a classifier that is built from leaf modules, or None: a listed model, one of timm, or another size.
+    """Return the row of a classifier that is built from leaf modules, or None if there is no such row.
+
+    It is a listed model, a model of timm, or a listed model with another patch or image size.
 
     A tag after a dot selects the preprocessing (vit_tiny_patch16_224.augreg_in21k). Without one, rows of timm have that of
     timm's default tag.
