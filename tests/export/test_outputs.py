@@ -20,15 +20,18 @@ from fqvit.export import c, qdq, vectors  # noqa: E402
 from fqvit.export.c.plan import plan  # noqa: E402
 from fqvit.export.onnx import export as onnx_export  # noqa: E402
 from fqvit.export.onnx import model as onnx_model  # noqa: E402
-from fqvit.ir.attention import LogSoftmax, RowCodes  # noqa: E402
+from fqvit.ir.attention import Attend, LogSoftmax, RowCodes  # noqa: E402
 from fqvit.ir.program import KINDS, CodeInput, Output, Program  # noqa: E402
+from fqvit.lowering.lower import lower  # noqa: E402
+from fqvit.quant.calibrate import calibrate  # noqa: E402
+from fqvit.quant.recipe import load_recipe, with_bits  # noqa: E402
 from fqvit.runtime.onnx import Session  # noqa: E402
 from fqvit.runtime.outputs import unique_names  # noqa: E402
 from fqvit.runtime.reference import Reference  # noqa: E402
 from tests.captured import captured_program  # noqa: E402
 from tests.export.backends import compare_backends, extended, possible_outputs, with_outputs, with_random_outputs  # noqa: E402
 from tests.export.compiled import STRICT, Builder, outputs_of, sources  # noqa: E402
-from tests.factories import assert_same, images_for, one_thread  # noqa: E402, F401
+from tests.factories import assert_same, float_model, images_for, one_thread  # noqa: E402, F401
 from tests.native.compilers import run, tool  # noqa: E402
 from tests.runtime.test_networks import lowered  # noqa: E402
 from tests.runtime.test_outputs import made  # noqa: E402
@@ -76,6 +79,16 @@ def test_outputs_of_every_kind_and_type_have_the_same_bits_on_every_backend(
 def test_outputs_by_name_have_the_same_bits_on_every_backend(kind: str, builder: Builder, tmp_path: Path) -> None:
     model, _, program = made(kind, "fqvit", outputs_by_name(kind))
     compare_backends(program, images_for(model.preprocess, 2, 1), kind, builder, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["vit", "swin"])
+def test_8_bit_attention_on_a_curve_has_the_same_bits_on_every_backend(kind: str, builder: Builder, tmp_path: Path) -> None:
+    model = float_model(kind)
+    images = images_for(model.preprocess, 4)
+    program = lower(model, calibrate(model, [images], with_bits(load_recipe("embedding"), "8/8/8")))
+    levels = [op.levels for op in program.ops if isinstance(op, Attend)]
+    assert levels and all(len(each) == 256 for each in levels)
+    compare_backends(program, images[:2], kind, builder, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["embedding:l2", "embedding:sign", "tokens@0", "class@0:u8"])

@@ -185,13 +185,26 @@ def test_ptf_parameters_match_their_formulas(seed: int, k: int) -> None:
     assert wide == k and narrow <= wide
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
-def test_levels_on_the_curve_fall_from_the_largest_to_0(bits: int) -> None:
-    levels = relative(bits, 257, "curve").levels
-    assert levels[0] == 2**15 and levels[-1] == 0 and sorted(set(levels), reverse=True) == list(levels)
-    assert len(levels) == 2**bits
-    assert relative(4, 40000, "curve").levels[0] * 40000 * 255 < 2**31
-    assert relative(8, 257, "curve").levels == relative(8, 257).levels
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("tokens", [1, 257, 4113, 40000])
+def test_levels_on_the_curve_fall_from_the_largest_to_0(bits: int, tokens: int) -> None:
+    levels = relative(bits, tokens, "curve").levels
+    assert len(levels) == 2**bits and list(levels) == sorted(levels, reverse=True) and levels[-1] == 0
+    assert levels[0] * tokens * 255 < 2**31 and (tokens > 257 or levels[0] == 2**15)
+    assert bits > 4 or tokens > 257 or len(set(levels)) == 2**bits
+    u = np.linspace(1, 0, 2**bits)
+    np.testing.assert_allclose(np.array(levels) / levels[0], (u**2 + 4 * u**4) / 5, atol=0.51 / levels[0])
+
+
+def test_wide_codes_off_the_curve_are_evenly_spaced() -> None:
+    assert relative(8, 257).levels == tuple(range(256)) and relative(5, 257).levels == tuple(range(32))
+
+
+@pytest.mark.parametrize("spread", [1.0, 2.0, 3.0])
+def test_8_bits_on_the_curve_have_less_error_than_evenly_spaced_ones_if_few_weights_are_large(spread: float) -> None:
+    p = torch.softmax(spread * torch.randn(64, 257, generator=torch.Generator().manual_seed(0)), -1)
+    curve, even = (float((q.decode(q.encode(p)) - p).square().sum()) for q in (relative(8, 257, "curve"), relative(8, 257)))
+    assert curve < even
 
 
 @pytest.mark.parametrize("spread", [0.5, 1.0, 2.0])

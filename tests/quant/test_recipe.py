@@ -52,7 +52,7 @@ def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
         n: [getattr(r, f) for f in new]
         for n, r in RECIPES.items()
         if n == "embedding" or any(getattr(r, f) != getattr(RECIPES["fq-vit"], f) for f in new)
-    } == {"embedding": ["curve", "centered", "attended", 0.9]}
+    } == {"embedding": ["curve", "leveled", "attended", 0.9]}
     assert [name for name, r in RECIPES.items() if r.symmetric] == ["npu", "ptq-vit"]
     assert [name for name, r in RECIPES.items() if r.mult == "short"] == ["npu"] and all(r.zero_code for r in RECIPES.values())
 

@@ -28,7 +28,7 @@ from fqvit.models.layers import Linear
 from fqvit.models.load import FloatModel, class_count
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.centering import key_centers
+from fqvit.quant.centering import KEY, key_layers
 from fqvit.quant.fit import site_shapes
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
@@ -91,15 +91,14 @@ class Comparer:
         self.model = dataclasses.replace(model, preprocess=program.header.preprocess)
         self.program = program
         calibration = calibration_of(program, *outputs_of(program.header, model))
-        if calibration.recipe.keys == "centered":
-            # A file does not store these constants: they are part of its biases.
-            centers = key_centers(calibration.graph(self.model), program.header.preprocess)
-            calibration = dataclasses.replace(calibration, centers=centers)
         self.graph = calibration.graph(self.model)
         self.accumulators = accumulators_of(program)
         self._check(model)
         self.reference = Reference(program, "torch")  # the same bits as with numpy; torch may use several threads
         self.simulation = Simulation(self.model, calibration)
+        if calibration.recipe.keys != "plain":
+            calibration = dataclasses.replace(calibration, centers=self._key_centers())
+            self.graph, self.simulation = calibration.graph(self.model), Simulation(self.model, calibration)
         if calibration.recipe.rounding == "compensated":
             self._use_weights_of_program()
         self.qparams = dict(self.simulation.sites)
@@ -124,6 +123,27 @@ class Comparer:
                 raise FqvitError(f"{said}. Quantize again with these weights.")
             scale = self._scale_of(node.name, outputs)
             self.simulation.use(node, QuantizedLinear(w.astype(np.int8), scale, bias + w @ q.channel_zeros(inputs)))
+
+    @torch.no_grad()
+    def _key_centers(self) -> dict[str, NDArray[np.float64]]:
+        """Return the constants that were subtracted from keys. A file does not store them: they are part of its biases.
+
+        They are the mean difference of the keys that the float layers and those of the program compute from the same inputs,
+        for an image of the mean color.
+        """
+        self._use_weights_of_program()
+        layers, p = set(key_layers(self.graph)), self.program.header.preprocess
+        centers: dict[str, NDArray[np.float64]] = {}
+
+        def call(node: Node, inputs: list[Tensor]) -> Tensor:
+            y: Tensor = node.leaf(*inputs, *node.params)
+            if node.name in layers:
+                key = (y - self.simulation.call(node, inputs)).chunk(3, -1)[KEY]
+                centers[node.name] = key.reshape(-1, key.shape[-1]).double().mean(0).numpy()
+            return y
+
+        self.graph.run_all(torch.zeros(1, p.channels, p.height, p.width), None, call)
+        return centers
 
     def _scale_of(self, name: str, outputs: int) -> NDArray[np.float64]:
         """Return the scale [O] of a linear layer's accumulator, derived from the op that requantizes it."""

@@ -33,6 +33,7 @@ from fqvit.quant.batches import ImageSample, mark_last, rebatch, sample_size, sh
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.centering import center, key_centers
 from fqvit.quant.channels import ChannelRange
+from fqvit.quant.leveling import level_keys
 from fqvit.quant.methods import auto
 from fqvit.quant.methods.bitsplit import bit_split
 from fqvit.quant.methods.compensate import compensate
@@ -130,6 +131,12 @@ class FloatPass:
         observe_batch(self.graph, normalise(batch, self.model.preprocess).to(self.where), *self.observers, call=call)
         self.seen += len(batch)
 
+    def level_keys(self, images: NDArray[np.uint8]) -> None:
+        """Subtract constants from keys so that scores have a short range; see leveling.py. images: uint8 [n, H, W, C]"""
+        parts = [{name: site.parts for name, site in observed.items()} for observed in self.observers]
+        found = level_keys(self.graph, self.model.preprocess, parts, images, self.where)
+        self.centers = {name: constant + found.get(name, 0.0) for name, constant in self.centers.items()}
+
     def state(self) -> dict[str, Any]:
         sites = [{name: site.state() for name, site in observed.items()} for observed in self.observers]
         return {"seen": self.seen, "sites": sites}
@@ -178,7 +185,7 @@ def calibrate(
         auto.check(kind, names)
     workers.agree("weights", f"{model.name} {model.source}", "Every machine needs the same checkpoint.")
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
-    centers = key_centers(graph, model.preprocess, where) if recipe.keys == "centered" else {}
+    centers = key_centers(graph, model.preprocess, where) if recipe.keys != "plain" else {}
     observed = FloatPass(model, center(graph, centers), recipes, where)
     observed.centers = centers
     if isinstance(images, Source):
@@ -220,6 +227,9 @@ def _finish(
     model = observed.model
     if observed.seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
+    images = sample() if sample_size(recipe) else None
+    if images is not None and recipe.keys == "leveled":
+        observed.level_keys(images)
     calibrations = [
         Calibration(
             each,
@@ -232,9 +242,8 @@ def _finish(
         for each, sites in zip(observed.recipes, observed.observers, strict=True)
     ]
     calibration = calibrations[0]
-    if not sample_size(recipe):
+    if images is None:
         return calibration
-    images = sample()
     if recipe.max_loss is not None:
         calibration = auto.choose(model, calibrations[0], calibrations[1], images, progress)
     if recipe.rounding == "compensated":

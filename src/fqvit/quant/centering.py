@@ -5,7 +5,7 @@ q . k by the same number for every key. The float model therefore computes the s
 large common part: without it K and the scores span a fraction of their range, and their codes are that much finer.
 
 c is the mean key of one image of the mean color. It depends only on the model, so no calibration image is needed before the
-ranges are observed. See also: calibrate.py (computes c), calibration.py (stores it).
+ranges are observed. See also: calibrate.py (computes c), leveling.py (improves it), calibration.py (stores it).
 """
 
 from __future__ import annotations

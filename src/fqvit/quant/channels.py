@@ -60,6 +60,10 @@ class ChannelRange(Observer):
         known = (self._low, self._high) if len(self._low) else (0.0, 0.0)
         self._low, self._high = np.minimum(low, known[0]), np.maximum(high, known[1])
 
+    def shift(self, constant: Floats) -> None:
+        """Observe from now on, and pretend to have observed before, values plus this constant [C]."""
+        self._low, self._high = self._low + constant, self._high + constant
+
     def _merge(self, later: Self) -> None:
         if len(later._low):  # empty if no batch of the later observer was finite
             self._widen(later._low, later._high)

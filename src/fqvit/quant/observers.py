@@ -166,6 +166,10 @@ class Attended(MinMax):
     def _range(self) -> tuple[float, float]:
         return max(self._low, self._least_top - self.REACH), self._high
 
+    def replace(self, low: float, least_top: float, high: float) -> None:
+        """Replace the statistics: the minimum, the least row maximum, and the maximum."""
+        self._low, self._least_top, self._high = low, least_top, high
+
     def _merge(self, later: Self) -> None:
         super()._merge(later)
         self._least_top = min(self._least_top, later._least_top)

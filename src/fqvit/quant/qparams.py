@@ -152,13 +152,14 @@ def log2(bits: int, zero_code: bool) -> QParams:
 def relative(bits: int, tokens: int, levels: Literal["powers", "curve"] = "powers") -> QParams:
     """Return codes for attention relative to the largest value of its row.
 
-    With more than 4 bits the levels are evenly spaced. Otherwise they are, as shares of the largest:
+    Levels as shares of the largest:
     powers: 1, 1/2, 1/4, ... and 0; 4 bits also have the midpoints between the four largest, each a sum of two powers of two;
+    with more than 4 bits the levels are evenly spaced;
     curve: (u^2 + 4 u^4) / 5 for u = 1, ..., 0 in equal steps, which has less error where attention is spread over many tokens.
     The largest level is 2^15, or less if a weighted sum of `tokens` 8-bit values could exceed 31 bits.
     """
     last = 2**bits - 1
-    if bits > 4:
+    if bits > 4 and levels == "powers":
         return QParams(bits, np.ones(1), np.zeros(1, np.int64), levels=tuple(range(last + 1)))
     top = 2 ** min(15, (2**31 // (255 * tokens)).bit_length() - 1)
     if levels == "curve":

@@ -56,10 +56,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Log-Int-Softmax (uniform with more than 4 bits); log2 codes of any width, simulated only; uniform codes; or codes
     # relative to the largest value of each row.
     attention: Literal["log2", "log2-wide", "uniform", "relative"] = "log2"
-    # Weights of relative codes of at most 4 bits: powers of two and some midpoints, or spaced along a smooth curve.
+    # Weights of relative codes: powers of two and some midpoints (evenly spaced above 4 bits), or spaced along a smooth curve.
     levels: Literal["powers", "curve"] = "powers"
-    # Keys as the model computes them, or minus one constant per channel, which changes no attention (centering.py).
-    keys: Literal["plain", "centered"] = "plain"
+    # Keys as the model computes them, or minus one constant per channel, which changes no attention: the mean key of one image
+    # (centering.py), or the constants for which the largest scores of all rows are nearly equal (leveling.py).
+    keys: Literal["plain", "centered", "leveled"] = "plain"
     # Scores: the range by `observer`, or only the part of it that attention depends on.
     scores: Literal["observed", "attended"] = "observed"
     zero_code: bool = True  # the last log2 code means 0 rather than 2^-15
@@ -138,7 +139,7 @@ _EMBEDDING: dict[str, Any] = {
     **_OURS,
     "rounding": "compensated",
     "levels": "curve",
-    "keys": "centered",
+    "keys": "leveled",
     "scores": "attended",
     "gelu_floor": 0.9,
 }
