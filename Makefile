@@ -87,7 +87,8 @@ INCLUDES = -Inative -isystem $(JSON)
 SANITIZE_CXX ?= $(shell command -v clang++ || echo g++)
 CHECKED = $(SANITIZE_CXX) -std=c++20 $(INCLUDES) -O2 -g -fno-sanitize-recover=all -pthread
 
-TESTS_CHECKED := build/sanitize/roialign-address,undefined build/sanitize/roialign-thread build/sanitize/preprocess build/sanitize/attention
+TESTS_CHECKED := build/sanitize/roialign-address,undefined build/sanitize/roialign-thread build/sanitize/preprocess \
+  build/sanitize/attention build/sanitize/thread-pool
 sanitize: build/sanitize/address build/sanitize/thread build/sanitize/programs $(TESTS_CHECKED)
 	build/sanitize/address native/fuzz/seeds build/sanitize/programs
 	build/sanitize/thread native/fuzz/seeds build/sanitize/programs
@@ -96,6 +97,10 @@ sanitize: build/sanitize/address build/sanitize/thread build/sanitize/programs $
 build/sanitize/roialign-%: native/test/roialign_test.cpp $(CORE) $(HEADERS) .venv/.dev
 	@mkdir -p $(@D)
 	$(CHECKED) -fsanitize=$* native/test/roialign_test.cpp $(CORE) -o $@
+
+build/sanitize/thread-pool: native/test/thread_pool_test.cpp native/core/thread_pool.h
+	@mkdir -p $(@D)
+	$(CHECKED) -fsanitize=thread native/test/thread_pool_test.cpp -o $@
 
 build/sanitize/preprocess: native/test/preprocess_test.cpp $(CORE) $(HEADERS) .venv/.dev
 	@mkdir -p $(@D)

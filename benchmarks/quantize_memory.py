@@ -29,8 +29,9 @@ from fqvit.models import zoo
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "speed"
 MAKE_CHECKPOINT = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from speed import clipped_weights; from safetensors.torch import save_file;"
-    "save_file(clipped_weights(sys.argv[2]), sys.argv[3])"
+    "import sys; sys.path.insert(0, sys.argv[1]); from speed_models import clipped_weights;"
+    "from safetensors.torch import save_file; from fqvit.models import zoo; from fqvit.models.load import build;"
+    "save_file(clipped_weights(build(zoo.find(sys.argv[2]).config).state_dict()), sys.argv[3])"
 )
 
 

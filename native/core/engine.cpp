@@ -253,7 +253,8 @@ void Engine::State::run(const std::uint8_t* images, std::int64_t count, const st
 // Runs one image, each op shared by all threads.
 void Engine::State::run_ops_in_parallel(Workspace& own) {
     for (const std::unique_ptr<Op>& op : ops) {
-        const std::int64_t items = op->items(), chunk = std::max<std::int64_t>(1, items / (pool->threads() * 4));
+        // Small chunks: at the end of an op, threads wait for the last one.
+        const std::int64_t items = op->items(), chunk = std::max<std::int64_t>(1, items / (pool->threads() * 16));
         pool->run(items, chunk, [&](int thread, std::int64_t begin, std::int64_t end) {
             op->run(own.frame.data(), begin, end, scratch[static_cast<std::size_t>(thread)]);
         });
@@ -267,7 +268,7 @@ Engine::Engine(const Program& program, const EngineOptions& options) : state_(st
     s.values.add(Value{DType::u8, program.input, 0, 255}, INPUT, false);
     s.add_ops(program);
     s.add_outputs(program);
-    if (!s.keep_buffers) fuse(s.ops, s.outputs, s.kernels);
+    if (!s.keep_buffers) fuse(s.ops, s.outputs, s.kernels, options.weights == nullptr);
     s.plan();
     const auto needed = static_cast<std::int64_t>(run_bytes());
     require(needed <= options.max_run_bytes, "its buffers need ", needed >> 20, " MB per image, at most ",

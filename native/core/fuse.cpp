@@ -12,8 +12,9 @@ namespace {
 
 class Fuser {
 public:
-    Fuser(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& outputs, const KernelSet& kernels)
-        : ops_(ops), outputs_(outputs.begin(), outputs.end()), kernels_(kernels) {
+    Fuser(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& outputs, const KernelSet& kernels,
+          bool owns_weights)
+        : ops_(ops), outputs_(outputs.begin(), outputs.end()), kernels_(kernels), owns_weights_(owns_weights) {
         for (std::size_t i = 0; i < ops.size(); ++i) {
             writer_[ops[i]->output] = i;
             for (const int input : ops[i]->inputs) ++uses_[input];
@@ -41,6 +42,12 @@ public:
         }
         for (std::unique_ptr<Op>& op : ops_) {
             if (auto* linear = dynamic_cast<Linear*>(op.get())) fuse_take(*linear);
+        }
+        for (std::unique_ptr<Op>& op : ops_) {
+            auto* linear = owns_weights_ ? dynamic_cast<Linear*>(op.get()) : nullptr;
+            if (linear != nullptr && sole_producer<Linear>(linear->inputs[0]) != nullptr) {
+                sole_producer<Linear>(linear->inputs[0])->group_tables(*linear);
+            }
         }
         std::erase_if(ops_, [](const std::unique_ptr<Op>& op) { return op == nullptr; });
     }
@@ -143,14 +150,16 @@ private:
     std::vector<std::unique_ptr<Op>>& ops_;  // null if the op was fused into another
     std::set<int> outputs_;
     KernelSet kernels_;
+    bool owns_weights_;
     std::map<int, std::size_t> writer_;  // index of the op that writes a value
     std::map<int, int> uses_;            // number of ops that read a value
 };
 
 }  // namespace
 
-void fuse(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& outputs, const KernelSet& kernels) {
-    Fuser(ops, outputs, kernels).run();
+void fuse(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& outputs, const KernelSet& kernels,
+          bool owns_weights) {
+    Fuser(ops, outputs, kernels, owns_weights).run();
 }
 
 }  // namespace fqvit

@@ -1,5 +1,6 @@
 // A thread pool that splits work into chunks. Threads fetch chunks from a shared counter, so a core that is busy with
-// other programs computes fewer of them. Between jobs, workers spin for a moment and then sleep.
+// other programs computes fewer of them. A job ends when its chunks are done: the caller does not wait for workers that
+// have not noticed the job. Between jobs, workers spin for a moment and then sleep.
 #pragma once
 
 #include <atomic>
@@ -39,6 +40,7 @@ public:
             return;
         }
         state_->stopping.store(true);
+        state_->items.store(0);  // a worker that is still looking for chunks must not find any
         state_->start_job();
         for (std::thread& worker : state_->workers) worker.join();
     }
@@ -56,27 +58,31 @@ public:
             if (items > 0) task(0, std::int64_t{0}, items);
             return;
         }
-        s.call = [](const void* t, int thread, std::int64_t begin, std::int64_t end) {
+        const auto call = [](const void* t, int thread, std::int64_t begin, std::int64_t end) {
             (*static_cast<const Task*>(t))(thread, begin, end);
         };
-        s.task = &task;
-        s.items = items, s.chunk = chunk;
-        s.next.store(0, std::memory_order_relaxed);
-        s.busy.store(static_cast<int>(s.workers.size()), std::memory_order_relaxed);
+        s.close_job();
+        s.call.store(call, std::memory_order_release);
+        s.task.store(&task, std::memory_order_release);
+        s.items.store(items, std::memory_order_release);
+        s.chunk.store(chunk, std::memory_order_release);
+        s.done_items.store(0, std::memory_order_relaxed);
         s.start_job();
         s.run_chunks(0);
-        for (int spins = 0; s.busy.load(std::memory_order_acquire) != 0; ++spins) {
+        for (int spins = 0; s.done_items.load(std::memory_order_acquire) != items; ++spins) {
             if (spins < SPINS) {
                 pause();
             } else {
                 std::unique_lock lock(s.mutex);
-                s.done.wait(lock, [&s] { return s.busy.load(std::memory_order_acquire) == 0; });
+                s.done.wait(lock, [&s, items] { return s.done_items.load(std::memory_order_acquire) == items; });
             }
         }
     }
 
 private:
-    static constexpr int SPINS = 2000;
+    static constexpr int SPINS = 2000;  // some 30 microseconds
+    // Between jobs, workers spin, then let other threads run, then sleep.
+    static constexpr int IDLE_SPINS = 1000, IDLE_YIELDS = 50;
 
     static void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -98,52 +104,75 @@ private:
     bool forked() const { return process() != process_; }
 
     struct State {
+        using Call = void (*)(const void*, int, std::int64_t, std::int64_t);
+
         std::vector<std::thread> workers;
         std::mutex mutex;
         std::condition_variable wake, done;
-        std::atomic<std::uint64_t> job{0};  // counts jobs; a change wakes the workers
         std::atomic<bool> stopping{false};
-        std::atomic<std::int64_t> next{0};  // first item of the next chunk
-        std::atomic<int> busy{0};           // workers that have not finished the job
-        std::int64_t items = 0, chunk = 1;
-        const void* task = nullptr;
-        void (*call)(const void*, int, std::int64_t, std::int64_t) = nullptr;
+        // The number of the job, modulo 2^32, and in the low half the number of its next chunk, or CLOSED. Threads take
+        // a chunk by compare-and-swap after reading the fields below. If it succeeds, these are the fields of the same
+        // job: the caller closes the ticket before it changes them, and whoever reads a changed field also sees that.
+        std::atomic<std::uint64_t> ticket{0};
+        std::atomic<std::int64_t> items{0}, chunk{1}, done_items{0};
+        std::atomic<const void*> task{nullptr};
+        std::atomic<Call> call{nullptr};
+
+        static constexpr std::uint64_t CLOSED = 0xffffffff;
+
+        std::uint64_t job() const { return ticket.load(std::memory_order_acquire) >> 32; }
+
+        void close_job() { ticket.store(job() << 32 | CLOSED, std::memory_order_relaxed); }
 
         void start_job() {
             {
                 const std::lock_guard lock(mutex);
-                job.fetch_add(1, std::memory_order_release);
+                ticket.store((job() + 1) << 32, std::memory_order_release);
             }
             wake.notify_all();
         }
 
+        // Computes chunks of the current job until none is left.
         void run_chunks(int thread) {
+            std::uint64_t now = ticket.load(std::memory_order_acquire);
             for (;;) {
-                const std::int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
-                if (begin >= items) return;
-                call(task, thread, begin, begin + chunk < items ? begin + chunk : items);
+                const std::int64_t count = items.load(std::memory_order_acquire);
+                const std::int64_t size = chunk.load(std::memory_order_acquire);
+                const void* own_task = task.load(std::memory_order_acquire);
+                const Call own_call = call.load(std::memory_order_acquire);
+                const std::int64_t begin = static_cast<std::int64_t>(now & CLOSED) * size;
+                if ((now & CLOSED) == CLOSED || begin >= count) return;
+                if (!ticket.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+                    continue;
+                }
+                const std::int64_t end = begin + size < count ? begin + size : count;
+                own_call(own_task, thread, begin, end);
+                // The caller may return as soon as the last item is counted, so nothing of the job is used after that.
+                if (done_items.fetch_add(end - begin, std::memory_order_acq_rel) + end - begin == count) {
+                    const std::lock_guard lock(mutex);
+                    done.notify_one();
+                    return;
+                }
+                now = ticket.load(std::memory_order_acquire);
             }
         }
 
         void worker_loop(int thread) {
             std::uint64_t seen = 0;
             for (;;) {
-                int spins = 0;
-                while (job.load(std::memory_order_acquire) == seen) {
-                    if (++spins < SPINS) {
+                for (int turns = 0; job() == seen; ++turns) {
+                    if (turns < IDLE_SPINS) {
                         pause();
+                    } else if (turns < IDLE_SPINS + IDLE_YIELDS) {
+                        std::this_thread::yield();
                     } else {
                         std::unique_lock lock(mutex);
-                        wake.wait(lock, [&] { return job.load(std::memory_order_acquire) != seen; });
+                        wake.wait(lock, [&] { return job() != seen; });
                     }
                 }
-                seen = job.load(std::memory_order_acquire);
+                seen = job();
                 if (stopping.load()) return;
                 run_chunks(thread);
-                if (busy.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-                    const std::lock_guard lock(mutex);
-                    done.notify_one();
-                }
             }
         }
     };

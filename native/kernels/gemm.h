@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace fqvit {
 
@@ -27,6 +28,10 @@ public:
                                   std::int32_t* acc) const {
         multiply(panel, block, rows, acc);
     }
+    // Change the order of the outputs or inputs: new output (or input) i is the old one order[i]. Return false and
+    // change nothing if this is not supported.
+    virtual bool reorder_outputs(const std::vector<std::int32_t>&) { return false; }
+    virtual bool reorder_inputs(const std::vector<std::int32_t>&) { return false; }
 };
 
 class Gemm {

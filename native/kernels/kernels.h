@@ -139,6 +139,7 @@ struct Kernels {
     std::size_t (*attention_scratch)(const Attention&);
     void (*multiply_row)(const RowProduct&, std::int32_t* acc);
     const ElementwiseKernels* elementwise;
+    bool groups_tables = false;  // the epilogue LOOKUP is faster if channels with the same table are adjacent
 };
 
 const Kernels* kernels_scalar();

@@ -1,9 +1,11 @@
-// Packing for dot-product instructions, which multiply a few adjacent bytes per lane: four of most, called a quad.
+// Packing for dot-product instructions, which multiply groups of adjacent bytes: four, called a quad, in most
+// instruction sets, and eight for usmmla.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "core/aligned.h"
 
@@ -24,6 +26,21 @@ AlignedVector<std::int8_t> pack_groups(const std::int8_t* w, std::int64_t output
         }
     }
     return packed;
+}
+
+// The reverse of pack_quads.
+inline std::vector<std::int8_t> unpack_quads(const AlignedVector<std::int8_t>& packed, std::int64_t outputs,
+                                             std::int64_t inputs, std::int64_t columns) {
+    const std::int64_t panel = (inputs + 3) / 4 * 4 * columns;
+    std::vector<std::int8_t> w(static_cast<std::size_t>(outputs * inputs));
+    for (std::int64_t o = 0; o < outputs; ++o) {
+        const std::int8_t* from = packed.data() + o / columns * panel + o % columns * 4;
+        std::int8_t* to = w.data() + o * inputs;
+        for (std::int64_t k = 0; k < inputs; k += 4, from += 4 * columns) {
+            std::memcpy(to + k, from, static_cast<std::size_t>(std::min<std::int64_t>(4, inputs - k)));
+        }
+    }
+    return w;
 }
 
 inline AlignedVector<std::int8_t> pack_quads(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs,

@@ -1,6 +1,7 @@
 // The ops lookup, layernorm and mean.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "core/codes.h"
 #include "core/fixed.h"
@@ -78,6 +79,17 @@ bool FusedTables::fuse(const Lookup& lookup, Epilogue& epilogue) {
     }
     return true;
 }
+
+std::vector<std::int32_t> FusedTables::sorting_order() const {
+    if (std::is_sorted(starts_.begin(), starts_.end())) return {};
+    std::vector<std::int32_t> order(starts_.size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto start = [&](std::int32_t channel) { return starts_[static_cast<std::size_t>(channel)]; };
+    std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) { return start(a) < start(b); });
+    return order;
+}
+
+void FusedTables::reorder(const std::vector<std::int32_t>& order) { starts_ = reordered(starts_, order); }
 
 namespace {
 

@@ -16,25 +16,6 @@ constexpr std::size_t PADDING = 64;
 constexpr int MAX_EXPONENT = 4;  // of 4-bit weights: -8 * 2^4 = -128 is the smallest i8
 constexpr std::int64_t MAX_GROUP = 65536;
 
-// Sums of the positive and of the negative weights of one output.
-struct Sums {
-    std::int64_t positive, negative;
-};
-
-Sums sum_weights(const std::int8_t* w, std::int64_t inputs) {
-    std::int64_t sum = 0, size = 0;
-    for (std::int64_t k = 0; k < inputs;) {
-        std::int32_t part = 0, part_size = 0;  // 32 bits are enough for 4096 weights and let compilers vectorize
-        for (const std::int64_t end = std::min(inputs, k + 4096); k < end; ++k) {
-            const std::int32_t weight = w[k];
-            part += weight;
-            part_size += weight < 0 ? -weight : weight;
-        }
-        sum += part, size += part_size;
-    }
-    return {(sum + size) / 2, (sum - size) / 2};
-}
-
 int nibble(const std::uint8_t* row, std::int64_t i) { return row[i / 2] >> (i % 2 * 4) & 15; }
 
 // Unpacks 4-bit weights, two per byte, the even one in the low half: w = code 2^exponent, code in -8..7.
@@ -87,7 +68,7 @@ std::shared_ptr<const LinearWeights> read_weights(const LinearFields& fields, co
         w = unpacked.data();
     }
     for (std::int64_t o = 0; o < made->outputs; ++o) {
-        const Sums sums = sum_weights(w + o * inputs, inputs);
+        const WeightSums sums = sum_weights(w + o * inputs, inputs);
         made->positive.push_back(sums.positive), made->negative.push_back(sums.negative);
     }
     if (x.is_wide()) {
@@ -261,6 +242,20 @@ bool Linear::fuse_add(std::unique_ptr<Op>& op) {
     add_ = &add;
     add_owner_ = std::move(op);
     return true;
+}
+
+// The store holds one reference to the weights, each op that uses them another one.
+bool Linear::owns_weights() const { return weights_->packed != nullptr && weights_.use_count() == 2; }
+
+void Linear::group_tables(Linear& reader) {
+    if (epilogue_.kind != Epilogue::LOOKUP || !kernels_.kernels->groups_tables) return;
+    if (!owns_weights() || !reader.owns_weights() || reader.inputs_ != outputs_ || reader.take_ != nullptr) return;
+    const std::vector<std::int32_t> order = tables_.sorting_order();
+    if (order.empty() || !weights_->packed->reorder_outputs(order)) return;
+    reader.weights_->packed->reorder_inputs(order);
+    tables_.reorder(order);
+    bias_ = reordered(bias_, order);
+    requantization_ = requantization_.reordered(order, bias_.data());
 }
 
 bool Linear::fuse_take(std::unique_ptr<Op>& op) {

@@ -34,6 +34,9 @@ class FusedTables {
 public:
     // Makes `epilogue` look up its codes. Returns false if it does not compute codes.
     bool fuse(const Lookup& lookup, Epilogue& epilogue);
+    // Sorts the channels by table: new channel i is the old one order[i]. Returns an empty order if they are sorted.
+    std::vector<std::int32_t> sorting_order() const;
+    void reorder(const std::vector<std::int32_t>& order);
     void view(Epilogue& epilogue) const { epilogue.tables = tables_.data(), epilogue.starts = starts_.data(); }
     std::size_t bytes() const { return tables_.size() + starts_.size() * sizeof(std::int32_t); }
 
@@ -111,8 +114,12 @@ public:
     bool fuse_add(std::unique_ptr<Op>& add);
     // Gathers the rows of a take while packing. A row of x may consist of several rows of the take.
     bool fuse_take(std::unique_ptr<Op>& take);
+    // Sorts the outputs by their tables, and the inputs of `reader`, which must be the only op that reads them, in the
+    // same way. Does nothing if the kernels do not profit from it or if other ops share the weights of one of them.
+    void group_tables(Linear& reader);
 
 private:
+    bool owns_weights() const;
     void run_wide(const Epilogue& epilogue, Frame frame, std::int64_t begin, std::int64_t end) const;
 
     const KernelSet kernels_;

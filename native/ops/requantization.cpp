@@ -36,6 +36,12 @@ RequantizationConstants::RequantizationConstants(std::vector<std::uint32_t> mult
     }
 }
 
+RequantizationConstants RequantizationConstants::reordered(const std::vector<std::int32_t>& order,
+                                                           const std::int32_t* new_bias) const {
+    return {fqvit::reordered(mult_, order), fqvit::reordered(shift_, order), fqvit::reordered(zero_, order), last_,
+            new_bias};
+}
+
 Requantization RequantizationConstants::view() const {
     return {mult_.data(), shift_.data(),       zero_.data(),        static_cast<std::int32_t>(last_),
             form_,        vector_mult_.data(), vector_half_.data(), vector_shift_.data()};

@@ -11,12 +11,22 @@
 
 namespace fqvit {
 
+// Returns v[order[i]] for every i.
+template <class Vector>
+Vector reordered(const Vector& v, const std::vector<std::int32_t>& order) {
+    Vector made(v);
+    for (std::size_t i = 0; i < order.size(); ++i) made[i] = v[static_cast<std::size_t>(order[i])];
+    return made;
+}
+
 class RequantizationConstants {
 public:
     RequantizationConstants() = default;
     // bias: one value per channel, folded into vector_half; null if there is no bias.
     RequantizationConstants(std::vector<std::uint32_t> mult, std::vector<std::uint8_t> shift,
                             std::vector<std::int32_t> zero, std::int64_t last, const std::int32_t* bias);
+    // The constants of channels in another order: new channel i is the old one order[i].
+    RequantizationConstants reordered(const std::vector<std::int32_t>& order, const std::int32_t* new_bias) const;
     Requantization view() const;
     std::size_t bytes() const;
 

@@ -25,6 +25,12 @@ struct LinearWeights {
     }
 };
 
+// Sums of the positive and of the negative weights of one output.
+struct WeightSums {
+    std::int64_t positive, negative;
+};
+WeightSums sum_weights(const std::int8_t* w, std::int64_t inputs);
+
 class WeightStore {
 public:
     using Key = std::pair<std::string, bool>;  // the name of the constant, and whether activations are u16

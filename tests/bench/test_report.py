@@ -137,16 +137,21 @@ def test_results_are_appended_below_one_header(
 ) -> None:
     monkeypatch.setattr(speed, "RESULTS", tmp_path / "speed.csv")
     for _ in range(2):
-        speed.append("deit_tiny", "real", ("fqvit",), 3, found)
+        speed.append("deit_tiny_patch16_224", "real", ("fqvit",), 3, found)
     with (tmp_path / "speed.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 8 and tuple(lines[0]) == speed.FIELDS
     assert [line["peer"] for line in lines[:2]] == ["recipe fqvit", "torch fp32"]
     assert lines[1]["ratio"] == "2.000" and lines[3]["ratio"] == "10.000" and lines[0]["model"] == "deit_tiny_patch16_224"
+    assert [(line["instruction set"], line["share of peak"]) for line in lines[:2]] == [("avx2", "0.125"), ("avx2", "")]
 
 
 def test_random_checkpoints_are_reproducible_and_within_three_sigma(speed: ModuleType) -> None:
-    first, second = (speed.clipped_weights("fmnist_swin") for _ in range(2))
+    from fqvit.models import zoo
+    from fqvit.models.load import build
+
+    state = build(zoo.find("fmnist_swin").config).state_dict()
+    first, second = (sys.modules["speed_models"].clipped_weights(state) for _ in range(2))
     assert all((first[key] == second[key]).all() for key in first)
     weight = first["layers.0.blocks.0.mlp.fc1.weight"]
     assert float(weight.abs().max()) <= 3.001 * weight.shape[1] ** -0.5

@@ -68,6 +68,10 @@ class Compiler:
         """Compile the whole engine with little optimization, to save time."""
         return [self.object(name, "-O1") for name in core()]
 
+    def avx512_shim(self) -> list[Path]:
+        """Compile the AVX-512 kernels with emulated instructions."""
+        return [self.object(name, "-O1", "-DFQVIT_AVX512_SHIM") for name in core() if name.startswith("kernels/avx512/")]
+
     def program(self, *objects: Path) -> Path:
         to = self.folder / f"{objects[0].stem}{self.suffix}"
         if not to.exists():

@@ -13,7 +13,7 @@ from tests.native.test_gemm import emulated, passed
 def test_fused_attention_equals_plain_loops(x86_compiler: Compiler) -> None:
     program = x86_compiler.program(
         x86_compiler.object("test/attention_test.cpp", "-O1"),
-        x86_compiler.object("test/avx512_shim.cpp", "-O1"),
+        *x86_compiler.avx512_shim(),
         *x86_compiler.engine(),
     )
     counts = passed(run(program))

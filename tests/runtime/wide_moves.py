@@ -1,4 +1,4 @@
-"""Draw linear ops on gathered rows, as in convolutions. EVERY_WIDE lists all wide cases."""
+"""Draw linear ops on gathered rows, as in convolutions, and after a lookup, as in MLPs. EVERY_WIDE lists all wide cases."""
 
 from __future__ import annotations
 
@@ -39,4 +39,27 @@ def take_linear(draw: Draw) -> Case:
     return (*ops, Linear(y="y", x=last, y_zero=draw.zero("z", outputs, y_bits), bits=y_bits))
 
 
-EVERY_WIDE: dict[str, Callable[[Draw], Case]] = WIDE | {"take + linear": take_linear} | WIDE_ATTENTION | ELEMENTWISE
+def mlp(draw: Draw) -> Case:
+    """Draw linear, lookup with one table per alpha, linear: kernels may sort the hidden channels by table."""
+    lead, inner, hidden, outputs = (
+        draw.one((1,), (5,), (13,), (26,)),
+        size(draw, 4, 16, 64),
+        size(draw, 4, 40, 96),
+        draw.one(3, 16, 33),
+    )
+    draw.buffer("x", (*lead, inner))
+    bits = draw.one(4, 8, 10, 10, 12)
+    linear_parts(draw, "m", draw.buffers["x"], hidden, bits)
+    draw.constant("h.table", -(2**9), 2**9, (2**bits,), "i16")
+    alpha = draw.constant("alpha", 0, draw.one(0, 1, 3), (hidden,), "u8")
+    zeros = tuple(draw.int(0, 255) for _ in range(int(draw.constants["alpha"].max()) + 1))
+    # These codes are used only to choose biases and shifts.
+    linear_parts(draw, "y", draw.rng.integers(0, 255, (IMAGES, *lead, hidden), endpoint=True), outputs, 8)
+    return (
+        Linear(y="m", x="x", y_zero=draw.zero("z", hidden, bits), bits=bits),
+        Lookup(y="h", x="m", alpha=alpha, y_zero=zeros, bits=8),
+        Linear(y="y", x="h", y_zero=draw.zero("yz", outputs, 8), bits=8),
+    )
+
+
+EVERY_WIDE: dict[str, Callable[[Draw], Case]] = WIDE | {"take + linear": take_linear, "mlp": mlp} | WIDE_ATTENTION | ELEMENTWISE

@@ -1,6 +1,6 @@
 // Named operations on vectors of 512 bits. The kernels in this folder use only these, so that they can be compiled
-// twice: for AVX-512 (F, BW, VL, DQ, VBMI and VNNI) and, with FQVIT_AVX512_SHIM, as plain C++ for tests on any CPU
-// (avx512_shim.h). Every operation that is added here is added there.
+// twice: for AVX-512 (F, BW, VL, DQ, IFMA, VBMI and VNNI) and, with FQVIT_AVX512_SHIM, as plain C++ for tests on any
+// CPU (avx512_shim.h). Every operation that is added here is added there.
 //
 // A Vector has no element type: 64 x 8, 32 x 16, 16 x 32 or 8 x 64 bits. Bit i of a mask is element i. Only functions
 // with the target attribute are compiled for AVX-512, so that one build runs on every x86-64 CPU.
@@ -14,16 +14,18 @@
 
 #else
 
-// Some intrinsics of GCC 12 begin with an uninitialized vector, about which it warns wherever they are inlined.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+// GCC 12 warns about a variable of its own header that is uninitialized on purpose (GCC bug 105593).
+#pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 
 #define FQVIT_AVX512_NAMESPACE avx512
 #define FQVIT_AVX512_NAME(name) name
-#define FQVIT_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vnni")))
+#define FQVIT_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512ifma,avx512vbmi,avx512vnni")))
 #define FQVIT_INLINE FQVIT_AVX512 __attribute__((always_inline)) inline
 
 namespace fqvit::avx512 {
@@ -72,12 +74,19 @@ FQVIT_INLINE void store_u32_as_u8(void* p, std::uint16_t mask, Vector v) {
 FQVIT_INLINE void store_u32_as_u16(void* p, std::uint16_t mask, Vector v) {
     _mm512_mask_cvtusepi32_storeu_epi16(p, mask, v);
 }
+// 32 x u16 below 256 -> 32 x u8
+FQVIT_INLINE void store_i16_as_u8(void* p, std::uint32_t mask, Vector v) {
+    _mm512_mask_cvtepi16_storeu_epi8(p, mask, v);
+}
 // The low 16 or 32 bytes.
 FQVIT_INLINE void store_16_bytes(void* p, Vector v) {
     _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_castsi512_si128(v));
 }
 FQVIT_INLINE void store_32_bytes(void* p, Vector v) {
     _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_castsi512_si256(v));
+}
+FQVIT_INLINE void store_upper_32_bytes(void* p, Vector v) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_extracti64x4_epi64(v, 1));
 }
 
 // Every element the same.
@@ -103,8 +112,9 @@ FQVIT_INLINE Vector sub_i16(Vector a, Vector b) { return _mm512_sub_epi16(a, b);
 FQVIT_INLINE Vector sub_i32(Vector a, Vector b) { return _mm512_sub_epi32(a, b); }
 FQVIT_INLINE Vector sub_i64(Vector a, Vector b) { return _mm512_sub_epi64(a, b); }
 
-// Products. mul_i32: low halves. mul_even: full 64-bit products of the even i32 elements.
+// Products. mul_i32, mul_i64: low halves. mul_even: full 64-bit products of the even i32 elements.
 FQVIT_INLINE Vector mul_i32(Vector a, Vector b) { return _mm512_mullo_epi32(a, b); }
+FQVIT_INLINE Vector mul_i64(Vector a, Vector b) { return _mm512_mullo_epi64(a, b); }
 FQVIT_INLINE Vector mul_even(Vector a, Vector b) { return _mm512_mul_epi32(a, b); }
 // Sums of two adjacent i16 products.
 FQVIT_INLINE Vector madd_i16(Vector a, Vector b) { return _mm512_madd_epi16(a, b); }
@@ -116,6 +126,9 @@ FQVIT_INLINE void add_dpbusd(Vector& acc, Vector u8, Vector i8) {
 }
 FQVIT_INLINE Vector dpwssd(Vector acc, Vector a, Vector b) { return _mm512_dpwssd_epi32(acc, a, b); }
 
+// acc + the low 52 bits of the product of the low 52 bits of a and b, as 8 x u64; wraps around.
+FQVIT_INLINE Vector madd52(Vector acc, Vector a, Vector b) { return _mm512_madd52lo_epu64(acc, a, b); }
+
 // Bits.
 FQVIT_INLINE Vector and_bits(Vector a, Vector b) { return _mm512_and_si512(a, b); }
 FQVIT_INLINE Vector or_bits(Vector a, Vector b) { return _mm512_or_si512(a, b); }
@@ -125,6 +138,7 @@ FQVIT_INLINE Vector xor_bits(Vector a, Vector b) { return _mm512_xor_si512(a, b)
 // an element. sar: arithmetic, shr: logical.
 FQVIT_INLINE Vector shl_i32(Vector a, unsigned n) { return _mm512_slli_epi32(a, n); }
 FQVIT_INLINE Vector shl_i64(Vector a, unsigned n) { return _mm512_slli_epi64(a, n); }
+FQVIT_INLINE Vector shr_i16(Vector a, unsigned n) { return _mm512_srli_epi16(a, n); }
 FQVIT_INLINE Vector shr_i32(Vector a, unsigned n) { return _mm512_srli_epi32(a, n); }
 FQVIT_INLINE Vector shr_i64(Vector a, unsigned n) { return _mm512_srli_epi64(a, n); }
 FQVIT_INLINE Vector sar_i32(Vector a, unsigned n) { return _mm512_srai_epi32(a, n); }
@@ -146,18 +160,34 @@ FQVIT_INLINE Vector max_u16(Vector a, Vector b) { return _mm512_max_epu16(a, b);
 
 // Comparisons and selection: element of b where the mask is set, else of a.
 FQVIT_INLINE std::uint64_t equal_i8(Vector a, Vector b) { return _mm512_cmpeq_epi8_mask(a, b); }
+FQVIT_INLINE std::uint16_t equal_i32(Vector a, Vector b) { return _mm512_cmpeq_epi32_mask(a, b); }
+FQVIT_INLINE std::uint16_t greater_i32(Vector a, Vector b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FQVIT_INLINE std::uint64_t nonzero_i8(Vector a) { return _mm512_test_epi8_mask(a, a); }
 FQVIT_INLINE std::uint16_t greater_u32(Vector a, Vector b) { return _mm512_cmpgt_epu32_mask(a, b); }
 FQVIT_INLINE std::uint8_t greater_i64(Vector a, Vector b) { return _mm512_cmpgt_epi64_mask(a, b); }
 FQVIT_INLINE std::uint64_t top_bits_i8(Vector a) { return _mm512_movepi8_mask(a); }
+// Whether a and b have a common bit.
+FQVIT_INLINE std::uint64_t test_i8(Vector a, Vector b) { return _mm512_test_epi8_mask(a, b); }
 FQVIT_INLINE Vector select_i8(std::uint64_t mask, Vector a, Vector b) { return _mm512_mask_blend_epi8(mask, a, b); }
 FQVIT_INLINE Vector select_i32(std::uint16_t mask, Vector a, Vector b) { return _mm512_mask_blend_epi32(mask, a, b); }
 FQVIT_INLINE Vector select_i64(std::uint8_t mask, Vector a, Vector b) { return _mm512_mask_blend_epi64(mask, a, b); }
 
+// The high halves of 8 x i64 each: even elements of the 16 x i32 from `even`, odd ones from `odd`.
+FQVIT_INLINE Vector high_halves(Vector even, Vector odd) {
+    return _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB);
+}
+
 // Permutations: element i is table[index[i]], where only the low bits of an index count. The tables of two vectors have
 // 128 bytes or 64 words.
 FQVIT_INLINE Vector permute_i8(Vector index, Vector table) { return _mm512_permutexvar_epi8(index, table); }
+// The same where the mask is set, else 0.
+FQVIT_INLINE Vector permute_i8(std::uint64_t mask, Vector index, Vector table) {
+    return _mm512_maskz_permutexvar_epi8(mask, index, table);
+}
 FQVIT_INLINE Vector permute_i16(Vector index, Vector table) { return _mm512_permutexvar_epi16(index, table); }
+FQVIT_INLINE Vector permute_i16(std::uint32_t mask, Vector index, Vector table) {
+    return _mm512_maskz_permutexvar_epi16(mask, index, table);
+}
 FQVIT_INLINE Vector permute_i32(Vector index, Vector table) { return _mm512_permutexvar_epi32(index, table); }
 FQVIT_INLINE Vector permute_i64(Vector index, Vector table) { return _mm512_permutexvar_epi64(index, table); }
 FQVIT_INLINE Vector permute2_i8(Vector low, Vector index, Vector high) {

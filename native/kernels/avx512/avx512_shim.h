@@ -15,7 +15,7 @@
 namespace fqvit::avx512_shim {
 
 struct Vector {
-    alignas(64) std::uint8_t bytes[64];
+    std::uint8_t bytes[64];
 };
 
 constexpr std::uint16_t ALL_16 = 0xffff;
@@ -110,8 +110,12 @@ inline void store_u32_as_u8(void* p, std::uint16_t mask, Vector v) {
 inline void store_u32_as_u16(void* p, std::uint16_t mask, Vector v) {
     store_as<std::uint32_t, std::uint16_t>(p, mask, v);
 }
+inline void store_i16_as_u8(void* p, std::uint32_t mask, Vector v) {
+    store_as<std::uint16_t, std::uint8_t>(p, mask, v);
+}
 inline void store_16_bytes(void* p, Vector v) { std::memcpy(p, v.bytes, 16); }
 inline void store_32_bytes(void* p, Vector v) { std::memcpy(p, v.bytes, 32); }
+inline void store_upper_32_bytes(void* p, Vector v) { std::memcpy(p, v.bytes + 32, 32); }
 
 inline Vector zero() { return Vector{}; }
 inline Vector set_i8(std::int32_t x) {
@@ -153,6 +157,9 @@ inline Vector sub_i64(Vector a, Vector b) { return sub<std::uint64_t>(a, b); }
 inline Vector mul_i32(Vector a, Vector b) {
     return map<std::uint32_t>(a, b, [](std::uint32_t x, std::uint32_t y) { return x * y; });
 }
+inline Vector mul_i64(Vector a, Vector b) {
+    return map<std::uint64_t>(a, b, [](std::uint64_t x, std::uint64_t y) { return x * y; });
+}
 inline Vector mul_even(Vector a, Vector b) {
     return make<std::int64_t>(
         [&](int i) { return std::int64_t{get<std::int32_t>(a, 2 * i)} * get<std::int32_t>(b, 2 * i); });
@@ -173,6 +180,14 @@ inline Vector madd_i16(Vector a, Vector b) { return dot<std::int16_t, std::int16
 inline Vector dpbusd(Vector acc, Vector u8, Vector i8) { return dot<std::uint8_t, std::int8_t>(acc, u8, i8); }
 inline void add_dpbusd(Vector& acc, Vector u8, Vector i8) { acc = dpbusd(acc, u8, i8); }
 inline Vector dpwssd(Vector acc, Vector a, Vector b) { return dot<std::int16_t, std::int16_t>(acc, a, b); }
+
+inline Vector madd52(Vector acc, Vector a, Vector b) {
+    return make<std::uint64_t>([&](int i) {
+        constexpr std::uint64_t low = (std::uint64_t{1} << 52) - 1;
+        return get<std::uint64_t>(acc, i) +
+               (((get<std::uint64_t>(a, i) & low) * (get<std::uint64_t>(b, i) & low)) & low);
+    });
+}
 
 inline Vector and_bits(Vector a, Vector b) {
     return map<std::uint64_t>(a, b, [](std::uint64_t x, std::uint64_t y) { return x & y; });
@@ -201,6 +216,7 @@ inline Vector sar_each_i64(Vector a, Vector n) { return shr<std::int64_t>(a, n);
 inline Vector shr_each_i64(Vector a, Vector n) { return shr<std::uint64_t>(a, n); }
 inline Vector shl_i32(Vector a, unsigned n) { return shl_each_i32(a, set_i32(static_cast<std::int32_t>(n))); }
 inline Vector shl_i64(Vector a, unsigned n) { return shl_each_i64(a, set_i64(n)); }
+inline Vector shr_i16(Vector a, unsigned n) { return shr<std::uint16_t>(a, set_i16(static_cast<std::int32_t>(n))); }
 inline Vector shr_i32(Vector a, unsigned n) { return shr<std::uint32_t>(a, set_i32(static_cast<std::int32_t>(n))); }
 inline Vector shr_i64(Vector a, unsigned n) { return shr_each_i64(a, set_i64(n)); }
 inline Vector sar_i32(Vector a, unsigned n) { return sar_each_i32(a, set_i32(static_cast<std::int32_t>(n))); }
@@ -224,6 +240,14 @@ inline Vector max_u16(Vector a, Vector b) { return larger<std::uint16_t>(a, b); 
 inline std::uint64_t equal_i8(Vector a, Vector b) {
     return make_mask<std::int8_t>([&](int i) { return get<std::int8_t>(a, i) == get<std::int8_t>(b, i); });
 }
+inline std::uint16_t equal_i32(Vector a, Vector b) {
+    return static_cast<std::uint16_t>(
+        make_mask<std::int32_t>([&](int i) { return get<std::int32_t>(a, i) == get<std::int32_t>(b, i); }));
+}
+inline std::uint16_t greater_i32(Vector a, Vector b) {
+    return static_cast<std::uint16_t>(
+        make_mask<std::int32_t>([&](int i) { return get<std::int32_t>(a, i) > get<std::int32_t>(b, i); }));
+}
 inline std::uint64_t nonzero_i8(Vector a) {
     return make_mask<std::int8_t>([&](int i) { return get<std::int8_t>(a, i) != 0; });
 }
@@ -238,6 +262,9 @@ inline std::uint8_t greater_i64(Vector a, Vector b) {
 inline std::uint64_t top_bits_i8(Vector a) {
     return make_mask<std::int8_t>([&](int i) { return get<std::int8_t>(a, i) < 0; });
 }
+inline std::uint64_t test_i8(Vector a, Vector b) {
+    return make_mask<std::uint8_t>([&](int i) { return (get<std::uint8_t>(a, i) & get<std::uint8_t>(b, i)) != 0; });
+}
 template <class T>
 Vector select(std::uint64_t mask, const Vector& a, const Vector& b) {
     return make<T>([&](int i) { return bit(mask, i) ? get<T>(b, i) : get<T>(a, i); });
@@ -245,6 +272,10 @@ Vector select(std::uint64_t mask, const Vector& a, const Vector& b) {
 inline Vector select_i8(std::uint64_t mask, Vector a, Vector b) { return select<std::int8_t>(mask, a, b); }
 inline Vector select_i32(std::uint16_t mask, Vector a, Vector b) { return select<std::int32_t>(mask, a, b); }
 inline Vector select_i64(std::uint8_t mask, Vector a, Vector b) { return select<std::int64_t>(mask, a, b); }
+
+inline Vector high_halves(Vector even, Vector odd) {
+    return make<std::int32_t>([&](int i) { return get<std::int32_t>(i % 2 == 0 ? even : odd, i | 1); });
+}
 
 template <class T>
 Vector permute2(const Vector& low, const Vector& index, const Vector& high) {
@@ -254,7 +285,13 @@ Vector permute2(const Vector& low, const Vector& index, const Vector& high) {
     });
 }
 inline Vector permute_i8(Vector index, Vector table) { return permute2<std::uint8_t>(table, index, table); }
+inline Vector permute_i8(std::uint64_t mask, Vector index, Vector table) {
+    return select<std::uint8_t>(mask, zero(), permute_i8(index, table));
+}
 inline Vector permute_i16(Vector index, Vector table) { return permute2<std::uint16_t>(table, index, table); }
+inline Vector permute_i16(std::uint32_t mask, Vector index, Vector table) {
+    return select<std::uint16_t>(mask, zero(), permute_i16(index, table));
+}
 inline Vector permute_i32(Vector index, Vector table) { return permute2<std::uint32_t>(table, index, table); }
 inline Vector permute_i64(Vector index, Vector table) { return permute2<std::uint64_t>(table, index, table); }
 inline Vector permute2_i8(Vector low, Vector index, Vector high) { return permute2<std::uint8_t>(low, index, high); }

@@ -8,8 +8,10 @@ namespace fqvit {
 
 const Kernels* FQVIT_AVX512_NAME(kernels_avx512)() {
     static const Kernels table = [] {
-        Kernels made = *kernels_avx2();
+        Kernels made = *FQVIT_AVX512_NAMESPACE::fallback();
         made.name = "avx512";
+        made.epilogue = FQVIT_AVX512_NAMESPACE::epilogue;
+        made.groups_tables = true;
         made.attention = FQVIT_AVX512_NAMESPACE::attention;
         made.attention_scratch = FQVIT_AVX512_NAMESPACE::attention_scratch;
         return made;

@@ -8,16 +8,25 @@
 #include "kernels/kernels.h"
 
 namespace fqvit {
+namespace FQVIT_AVX512_NAMESPACE {
+
+void epilogue(const Epilogue& e, const Tile& tile, void* y);
+void attention(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
+               const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
+std::size_t attention_scratch(const Attention& head);
+
+// Kernels for parameters that this folder does not support.
+inline const Kernels* fallback() {
+#ifdef FQVIT_AVX512_SHIM
+    return kernels_scalar();
+#else
+    return kernels_avx2();
+#endif
+}
+
+}  // namespace FQVIT_AVX512_NAMESPACE
 
 // The same table, with the operations of avx512_shim.h. For tests, which compile this folder with FQVIT_AVX512_SHIM.
 const Kernels* kernels_avx512_shim();
 
 }  // namespace fqvit
-
-namespace fqvit::FQVIT_AVX512_NAMESPACE {
-
-void attention(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
-               const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
-std::size_t attention_scratch(const Attention& head);
-
-}  // namespace fqvit::FQVIT_AVX512_NAMESPACE

@@ -103,7 +103,10 @@ FQVIT_TARGET FQVIT_INLINE void store(std::int32_t* to, Vector v) { _mm512_storeu
 class PackedVnni final : public PackedWeights {
 public:
     PackedVnni(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs, int columns, const MicroKernel* by_rows)
-        : quads_((inputs + 3) / 4),
+        : outputs_(outputs),
+          inputs_(inputs),
+          columns_(columns),
+          quads_((inputs + 3) / 4),
           panel_(quads_ * 4 * columns),
           by_rows_(by_rows),
           weights_(pack_quads(w, outputs, inputs, columns)) {}
@@ -114,7 +117,31 @@ public:
 
     std::size_t bytes() const override { return weights_.size(); }
 
+    bool reorder_outputs(const std::vector<std::int32_t>& order) override {
+        const std::vector<std::int8_t> old = unpack_quads(weights_, outputs_, inputs_, columns_);
+        std::vector<std::int8_t> w(old.size());
+        for (std::int64_t o = 0; o < outputs_; ++o) {
+            const std::int8_t* from = old.data() + order[static_cast<std::size_t>(o)] * inputs_;
+            std::copy(from, from + inputs_, w.data() + o * inputs_);
+        }
+        weights_ = pack_quads(w.data(), outputs_, inputs_, columns_);
+        return true;
+    }
+
+    bool reorder_inputs(const std::vector<std::int32_t>& order) override {
+        const std::vector<std::int8_t> old = unpack_quads(weights_, outputs_, inputs_, columns_);
+        std::vector<std::int8_t> w(old.size());
+        for (std::int64_t o = 0; o < outputs_; ++o) {
+            const std::int8_t* from = old.data() + o * inputs_;
+            std::int8_t* to = w.data() + o * inputs_;
+            for (std::size_t k = 0; k < order.size(); ++k) to[k] = from[order[k]];
+        }
+        weights_ = pack_quads(w.data(), outputs_, inputs_, columns_);
+        return true;
+    }
+
 private:
+    std::int64_t outputs_, inputs_, columns_;
     std::int64_t quads_, panel_;  // panel_: bytes per panel
     const MicroKernel* by_rows_;
     AlignedVector<std::int8_t> weights_;

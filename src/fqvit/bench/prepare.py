@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -79,6 +80,14 @@ def _random_family(known: Architecture | None, name: str, image: tuple[int, int]
     config = replace(known.config, image=image, outputs=classes or 0)
     preprocess, _ = to_preprocess(Transform(), image, config.channels, name)
     return FloatModel(name, build_family(config).eval(), preprocess, None, "random weights")
+
+
+def onnx_weights(file: Path) -> int:
+    """Return the number of weights of the matrix products and convolutions in an ONNX file."""
+    import onnx
+
+    model = onnx.load(file, load_external_data=False)
+    return sum(int(np.prod(value.dims)) for value in model.graph.initializer if len(value.dims) in (2, 4))
 
 
 def save_torch(model: FloatModel, folder: Path) -> Path:
@@ -216,10 +225,14 @@ def prepare(asked: dict[str, Any]) -> dict[str, Any]:
     """
     from fqvit.models.load import is_plain
 
-    sizes = asked["image"], asked["patch"], asked["classes"]
-    model = float_model(asked["model"], asked["weights"], *sizes, asked["source"], asked["settings"])
     folder, wanted = Path(asked["folder"]), asked["peers"]
     images: Floats = np.load(asked["calibration"])
+    model, exported = None, []
+    if (asked["weights"] or "").endswith(".onnx"):  # the float model, with input "images" and a batch axis named "batch"
+        exported.append(Path(shutil.copy(asked["weights"], folder / "model.onnx")))
+    else:
+        sizes = asked["image"], asked["patch"], asked["classes"]
+        model = float_model(asked["model"], asked["weights"], *sizes, asked["source"], asked["settings"])
     made: dict[str, dict[str, Any]] = {}
 
     def attempt(name: str, make: Callable[[], tuple[Path, bool | None, str]]) -> None:
@@ -232,10 +245,13 @@ def prepare(asked: dict[str, Any]) -> dict[str, Any]:
             said = str(error).strip().split("\n")[0]
             made[name] = {"error": f"{type(error).__name__}: {said}"}
 
-    exported: list[Path] = []
+    def eager() -> tuple[Path, bool | None, str]:
+        if model is None:
+            raise FqvitError("needs a checkpoint, not an ONNX file")
+        return save_torch(model, folder), None, EAGER[is_plain(model.module)]
 
     def onnx_file() -> Path:
-        if not exported:
+        if model is not None and not exported:
             exported.append(export(model, folder))
         return exported[0]
 
@@ -247,12 +263,14 @@ def prepare(asked: dict[str, Any]) -> dict[str, Any]:
         exact, note = exactness(run_openvino, "s8")
         return quantize_openvino(onnx_file(), folder / "model.xml", images), exact, f"by NNCF; {note}"
 
-    attempt("torch fp32", lambda: (save_torch(model, folder), None, EAGER[is_plain(model.module)]))
+    attempt("torch fp32", eager)
     attempt("onnxruntime fp32", lambda: (onnx_file(), None, "all graph optimizations"))
     attempt("onnxruntime int8", lambda: static("s8"))
     attempt("onnxruntime int8 u8xu8", lambda: static("u8"))
     attempt("openvino fp32", lambda: (onnx_file(), None, "latency hint, one stream"))
     attempt("openvino int8", by_nncf)
+    if model is None:
+        return {"peers": made, "source": Path(asked["weights"]).name, "weights": onnx_weights(exported[0])}
     weights = sum(p.numel() for p in model.module.parameters() if p.ndim in (2, 4))
     return {"peers": made, "source": model.source, "weights": weights}
 

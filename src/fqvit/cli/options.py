@@ -93,8 +93,8 @@ OutputNames = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES",
-        help="Outputs, separated by commas: logits, embedding, class, mean, tokens; class@9: after block 9; "
-        ":u8 :u16 :i32 :l2 :sign.",
+        help="Outputs, separated by commas: logits, embedding, class, mean, tokens. class@9: after block 9. "
+        "Suffixes: :u8 :u16 :i32 (type), :l2 (unit length), :sign (one bit per channel).",
     ),
 ]
 Calib = Annotated[

@@ -59,8 +59,8 @@ class Rotary(Op, frozen=True, tag="rotary"):
 
     x: u8 or u16 [..., T, C]   table: i16 [2, T, P], P divides C   partner: i32 or u16 [P], each below P
     y: u8 or u16, the shape of x
-    Rotary position embedding: the table holds cosines, and sines with their signs, in Q14 (fewer fraction bits if an entry
-    exceeds 1). mult / 2^shift includes this scale, 2^-14.
+    Rotary position embedding: the table holds cosines, and sines with their signs, with 14 fraction bits (fewer if
+    an entry exceeds 1). mult / 2^shift includes this unit.
     |acc| < 2^31 is proved from the actual table.
     """
 

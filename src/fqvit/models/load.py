@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -93,10 +93,14 @@ def load_model(
         if weights is not None:
             raise FqvitError(f"{name}: the name already selects weights, but others were given. Pass only one of them.")
         name, weights = None, name
+    _check_choice("pool", pool, get_args(Pool))
+    _check_choice("activation", activation, get_args(Activation))
     if weights is None:
         name = zoo.check(name or "")
     found, hints = _read(name, weights)
     label = found.label
+    if name is not None and hints.architecture is None and hints.heads is None:
+        zoo.refuse_undefined(name)
     given = Hints(heads=(heads,) if heads is not None else None, pool=pool, activation=activation, qkv_bias=qkv_bias)
     canonical = _without_unused(to_timm(found.tensors, label), hints, features)
     recognise.check_supported(canonical, label)
@@ -112,6 +116,11 @@ def load_model(
         model = _plain(name, canonical, hints, transform, asked, found)
     embedded = weights is None and name in zoo.BY_NAME
     return _with_classes(model, classes, FMNIST_CLASSES if embedded else hints.labels, assumed, label)
+
+
+def _check_choice(setting: str, value: str | None, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise FqvitError(f"{setting}: {value!r}, expected one of {', '.join(choices)}.")
 
 
 def load_for_program(

@@ -93,7 +93,9 @@ OTHER_SIZES = re.compile(r"(vit|deit)_([a-z]+)(_distilled)?_patch([1-9]\d?)_([1-
 
 
 def lookup(name: str) -> Row | None:
-    """Return the row of a classifier that is built from leaf modules, or None: a listed model, one of timm, or another size.
+    """Return the row of a classifier that is built from leaf modules, or None if there is no such row.
+
+    It is a listed model, a model of timm, or a listed model with another patch or image size.
 
     A tag after a dot selects the preprocessing (vit_tiny_patch16_224.augreg_in21k). Without one, rows of timm have that of
     timm's default tag.
@@ -173,14 +175,19 @@ def check(name: str) -> str:
     return name
 
 
+def refuse_undefined(name: str) -> None:
+    """Raise FqvitError if the name is that of a timm model that fqvit does not define."""
+    if (why := architectures.why_not(name)) is not None:
+        problem = f"{name}: has {why}, for which fqvit has no definition of its own"
+        raise FqvitError(f"{problem}. Build it with timm and pass the module.")
+
+
 def find(name: str) -> Row:
     """Like `lookup`, but raise FqvitError with the reason or with similar names if there is no such row."""
     row = lookup(name)
     if row is not None:
         return row
-    if (why := architectures.why_not(name)) is not None:
-        problem = f"{name}: has {why}, for which fqvit has no definition of its own"
-        raise FqvitError(f"{problem}. Build it with timm and pass the module.")
+    refuse_undefined(name)
     if architectures.lookup(name) is not None:
         raise FqvitError(f"{name}: not a ViT, DeiT or Swin classifier, which this command needs. `fqvit models` lists them.")
     near = difflib.get_close_matches(name, (*BY_NAME, *architectures.names()), 3, 0.5)

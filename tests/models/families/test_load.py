@@ -276,3 +276,19 @@ def test_other_models_of_timm_do_not_load_under_a_similar_name(timm: ModuleType,
         load_model(name, state)
     with pytest.raises(FqvitError):
         load_model(weights=state)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("vit_small_patch16_rope_ape_224", "has rotary positions"), ("nest_tiny", "has another architecture (nest)")],
+)
+def test_names_of_undefined_architectures_are_refused_with_their_reason(name: str, reason: str) -> None:
+    with pytest.raises(FqvitError, match=re.escape(f"{name}: {reason}") + ".*Build it with timm and pass the module"):
+        load_model(name, random_state(VisionConfig(**SIZES, outputs=5)))
+
+
+@pytest.mark.parametrize(("setting", "value"), [("pool", "mean"), ("activation", "relu")])
+def test_settings_with_unknown_values_are_refused(setting: str, value: str) -> None:
+    settings: dict[str, Any] = {setting: value}
+    with pytest.raises(FqvitError, match=f"{setting}: '{value}', expected one of "):
+        load_model(weights={}, **settings)

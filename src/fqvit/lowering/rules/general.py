@@ -150,7 +150,7 @@ def lower_multiply(leaf: general.Multiply, low: Lowering) -> LoweredValue:
 
 
 def lower_rotary(leaf: general.Rotary, low: Lowering) -> LoweredValue:
-    """Rotate pairs of channels with tables of cosines and sines in Q14."""
+    """Rotate pairs of channels with i16 tables of cosines and sines: 14 fraction bits, fewer if an entry exceeds 1."""
     emit, (x,), q = low.emit, low.inputs, low.codes()
     q_x = x.codes()
     table = np.stack([double(leaf.cos), double(leaf.sin)])

@@ -1,0 +1,277 @@
+// Epilogue with AVX-512, 32 columns at a time. kernels.h has the formulas.
+//
+// Exact because vpmuldq multiplies i32 to full 64-bit products, sums wrap modulo 2^64 and the ops prove that the result
+// fits in 63 bits. The AVX2 kernel handles parameters that are not supported here.
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include "kernels/avx512/kernels_avx512.h"
+
+namespace fqvit::FQVIT_AVX512_NAMESPACE {
+namespace {
+
+constexpr std::int64_t LANES = 16, COLUMNS = 2 * LANES;
+
+// Per-channel constants of 16 columns: (acc mult + half) >> shift, where half holds everything that is added.
+struct Columns {
+    Vector mult, mult_odd, half_even, half_odd, shift;
+
+    FQVIT_INLINE Vector operator()(Vector acc) const {
+        const Vector even = add_i64(mul_even(acc, mult), half_even);
+        const Vector odd = add_i64(mul_even(shr_i64(acc, 32), mult_odd), half_odd);
+        return sar_each_i32(high_halves(even, odd), shift);
+    }
+};
+
+// count: channels that exist. vector_half is padded to a multiple of 8 channels; 8 of them hold the even ones, then the
+// odd ones.
+FQVIT_INLINE Columns load_columns(const Requantization& q, std::int64_t channel, std::int64_t count) {
+    const std::uint16_t mask = first_16(count > 0 ? count : 0);
+    const Vector low = load_i64(q.vector_half + channel, count > 0 ? 0xff : 0);
+    const Vector high = load_i64(q.vector_half + channel + 8, count > 8 ? 0xff : 0);
+    const Vector mult = load_i32(q.vector_mult + channel, mask);
+    return {mult, shr_i64(mult, 32), FQVIT_SHUFFLE_LANES(low, high, 0x44), FQVIT_SHUFFLE_LANES(low, high, 0xee),
+            load_i32(q.vector_shift + channel, mask)};
+}
+
+// Two packs of 32 columns of two rows leave groups of four columns in the order 0 16 0' 16' 4 20 4' 20' ..., where ' is
+// the second row. This permutation of 16 x i32 brings them into the order of columns, row by row.
+alignas(64) constexpr std::int32_t BY_ROW[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+
+// The lower 32 bytes to one row, the upper ones to the next if `both`.
+FQVIT_INLINE void store_rows(std::uint8_t* y, std::int64_t stride, std::uint32_t mask, bool both, Vector codes) {
+    if (mask == first_32(COLUMNS)) {
+        store_32_bytes(y, codes);
+        if (both) store_upper_32_bytes(y + stride, codes);
+    } else {
+        store_i8(y, mask, codes);
+        if (both) store_i8(y + stride, mask, FQVIT_SHUFFLE_LANES(codes, codes, 0xee));
+    }
+}
+
+// CODES with u8 codes, on up to 32 columns of all rows.
+FQVIT_AVX512 void store_codes(const Epilogue& e, const Tile& tile, std::int64_t c, std::uint8_t* y) {
+    const Requantization& q = e.requantization;
+    const std::int64_t channel = tile.channel + c, count = tile.valid_columns - c;
+    const Columns low = load_columns(q, channel, count), high = load_columns(q, channel + LANES, count - LANES);
+    const std::uint32_t mask = first_32(count);
+    const auto valid = static_cast<std::uint16_t>(mask), valid_high = static_cast<std::uint16_t>(mask >> LANES);
+    const Vector last = set_i8(q.last), by_row = load(BY_ROW);
+    const std::int32_t* acc = tile.acc + c;
+    y += tile.row * tile.stride + channel;
+    for (int r = 0; r < tile.rows; r += 2, y += 2 * tile.stride, acc += 2 * tile.columns) {
+        const bool both = r + 1 < tile.rows;
+        const std::int32_t* next = both ? acc + tile.columns : acc;
+        const Vector first = pack_i32_as_i16(low(load_i32(acc, valid)), high(load_i32(acc + LANES, valid_high)));
+        const Vector second = pack_i32_as_i16(low(load_i32(next, valid)), high(load_i32(next + LANES, valid_high)));
+        store_rows(y, tile.stride, mask, both, permute_i32(by_row, min_u8(pack_i16_as_u8(first, second), last)));
+    }
+}
+
+// A table of up to 1024 u8 entries, in 4 registers per 256 entries. An index consists of its low 8 bits and those
+// above.
+template <int parts>
+struct Table {
+    Vector part[4 * parts];
+
+    FQVIT_INLINE Table(const std::uint8_t* entries, std::int64_t length) {
+        for (int i = 0; i < 4 * parts; ++i) {
+            const std::int64_t rest = length - 64 * i;
+            part[i] = load_i8(entries + 64 * i, first_64(rest > 0 ? rest : 0));
+        }
+    }
+
+    FQVIT_INLINE Vector operator()(Vector low, Vector high) const {
+        const std::uint64_t upper_half = top_bits_i8(low);
+        Vector found[parts];
+        for (int i = 0; i < parts; ++i) {
+            found[i] = select_i8(upper_half, permute2_i8(part[4 * i], low, part[4 * i + 1]),
+                                 permute2_i8(part[4 * i + 2], low, part[4 * i + 3]));
+        }
+        if constexpr (parts == 1) return found[0];
+        const std::uint64_t odd = test_i8(high, set_i8(1)), second = test_i8(high, set_i8(2));
+        return select_i8(second, select_i8(odd, found[0], found[1]), select_i8(odd, found[2], found[3]));
+    }
+};
+
+// The constants of a LOOKUP for up to 32 columns.
+struct LookupColumns {
+    Columns low, high;
+    Vector last;
+    std::uint16_t valid, valid_high;
+
+    // The codes of two rows, their low bytes and their high bytes, in the order that BY_ROW describes.
+    struct Pair {
+        Vector low, high;
+    };
+    FQVIT_INLINE Pair operator()(const std::int32_t* acc, const std::int32_t* next) const {
+        const Vector first = row(acc), second = row(next), low_byte = set_i16(0xff);
+        return {pack_i16_as_u8(and_bits(first, low_byte), and_bits(second, low_byte)),
+                pack_i16_as_u8(shr_i16(first, 8), shr_i16(second, 8))};
+    }
+    FQVIT_INLINE Vector row(const std::int32_t* acc) const {
+        return min_u16(pack_i32_as_u16(low(load_i32(acc, valid)), high(load_i32(acc + LANES, valid_high))), last);
+    }
+};
+
+// Looks up the columns of the mask in one table, in all rows.
+template <int parts>
+FQVIT_AVX512 void look_up(const Epilogue& e, const Tile& tile, std::int64_t c, std::int32_t start, std::uint32_t mask,
+                          std::uint8_t* y) {
+    const Requantization& q = e.requantization;
+    const std::int64_t channel = tile.channel + c, count = tile.valid_columns - c;
+    const std::uint32_t valid = first_32(count);
+    const LookupColumns columns = {load_columns(q, channel, count), load_columns(q, channel + LANES, count - LANES),
+                                   set_i16(q.last), static_cast<std::uint16_t>(valid),
+                                   static_cast<std::uint16_t>(valid >> LANES)};
+    const Table<parts> table(static_cast<const std::uint8_t*>(e.tables) + start, std::int64_t{q.last} + 1);
+    const Vector by_row = load(BY_ROW);
+    const std::int32_t* acc = tile.acc + c;
+    y += tile.row * tile.stride + channel;
+    for (int r = 0; r < tile.rows; r += 2, y += 2 * tile.stride, acc += 2 * tile.columns) {
+        const bool both = r + 1 < tile.rows;
+        const LookupColumns::Pair codes = columns(acc, both ? acc + tile.columns : acc);
+        store_rows(y, tile.stride, mask, both, permute_i32(by_row, table(codes.low, codes.high)));
+    }
+}
+
+// LOOKUP of up to 1024 u8 entries, on up to 32 columns of all rows: once per distinct table, which stays in registers.
+// Linear sorts channels by table, so that most tiles have only one (Kernels::groups_tables).
+FQVIT_AVX512 void store_looked_up(const Epilogue& e, const Tile& tile, std::int64_t c, std::uint8_t* y) {
+    const std::uint32_t valid = first_32(tile.valid_columns - c);
+    const std::int32_t* starts = e.starts + tile.channel + c;
+    const Vector low = load_i32(starts, static_cast<std::uint16_t>(valid));
+    const Vector high = load_i32(starts + LANES, static_cast<std::uint16_t>(valid >> LANES));
+    for (std::uint32_t rest = valid; rest != 0;) {
+        const std::int32_t start = starts[__builtin_ctz(rest)];
+        const Vector wanted = set_i32(start);
+        const std::uint32_t mask =
+            rest & (equal_i32(low, wanted) | static_cast<std::uint32_t>(equal_i32(high, wanted)) << LANES);
+        (e.requantization.last < 256 ? look_up<1> : look_up<4>)(e, tile, c, start, mask, y);
+        rest &= ~mask;
+    }
+}
+
+// ACC, I32 and u16 codes: 16 columns of all rows.
+FQVIT_AVX512 void store_wide(const Epilogue& e, const Tile& tile, std::int64_t c, void* y) {
+    const std::int64_t channel = tile.channel + c;
+    const std::uint16_t mask = first_16(tile.valid_columns - c);
+    Columns columns{};
+    if (e.kind != Epilogue::ACC) columns = load_columns(e.requantization, channel, tile.valid_columns - c);
+    const Vector bias = load_i32(e.bias + channel, mask), last = set_i32(e.requantization.last);
+    std::int64_t at = tile.row * tile.stride + channel;
+    const std::int32_t* acc = tile.acc + c;
+    for (int r = 0; r < tile.rows; ++r, at += tile.stride, acc += tile.columns) {
+        const Vector sum = load_i32(acc, mask);
+        if (e.kind == Epilogue::ACC) {
+            store_i32(static_cast<std::int32_t*>(y) + at, mask, add_i32(sum, bias));
+        } else if (e.kind == Epilogue::I32) {
+            store_i32(static_cast<std::int32_t*>(y) + at, mask, columns(sum));
+        } else {
+            store_u32_as_u16(static_cast<std::uint16_t*>(y) + at, mask, min_i32(max_i32(columns(sum), zero()), last));
+        }
+    }
+}
+
+// The multipliers of the residual of 16 columns, as 8 even and 8 odd x u64.
+struct ResidualColumns {
+    Vector mult_even, mult_odd;
+};
+
+// Folds bias and residual into the constants: (acc + bias) m 2^j + (x - x_zero) 2^alpha x_mult 2^j, where shift + j is
+// the raised shift of `columns`. Returns whether x_mult 2^(alpha + j) < 2^36, so that its products with u16 fit in 52
+// bits. Nothing overflows: low_half means that the sum before its shift is below 2^(30 + shift), thus below 2^62 with a
+// shift of 32, and zero 2^32 is below 2^48.
+FQVIT_INLINE bool fold_residual(const Epilogue& e, std::int64_t channel, std::int64_t count, Columns& columns,
+                                ResidualColumns& residual) {
+    const std::uint16_t mask = first_16(count > 0 ? count : 0);
+    const Vector bias = load_i32(e.bias + channel, mask), x_mult = load_i32(e.residual.mult + channel, mask);
+    const Vector x_zero = load_i32(e.residual.zero + channel, mask), low = set_i64(0xffffffff);
+    const Vector shift = load_u8_as_i32(e.requantization.shift + channel, mask);
+    const Vector raised = sub_i32(add_i32(columns.shift, set_i32(32)), shift);
+    const Vector scale = add_i32(load_i32(e.residual.alpha + channel, mask), raised);
+    if ((greater_i32(scale, set_i32(6)) & mask) != 0) return false;
+    residual.mult_even = shl_each_i64(and_bits(x_mult, low), and_bits(scale, low));
+    residual.mult_odd = shl_each_i64(shr_i64(x_mult, 32), shr_i64(scale, 32));
+    columns.half_even = sub_i64(add_i64(columns.half_even, mul_even(bias, columns.mult)),
+                                mul_i64(and_bits(x_zero, low), residual.mult_even));
+    columns.half_odd = sub_i64(add_i64(columns.half_odd, mul_even(shr_i64(bias, 32), columns.mult_odd)),
+                               mul_i64(shr_i64(x_zero, 32), residual.mult_odd));
+    return true;
+}
+
+// Sums of 16 columns, not yet saturated. even: where the codes of the even columns are among the 32 words of x.
+FQVIT_INLINE Vector add_residual(const Columns& columns, const ResidualColumns& residual, Vector acc, Vector x,
+                                 Vector even) {
+    constexpr std::uint32_t LOWEST_WORDS = 0x11111111;
+    const Vector x_even = permute_i16(LOWEST_WORDS, even, x);
+    const Vector x_odd = permute_i16(LOWEST_WORDS, add_i64(even, set_i64(1)), x);
+    const Vector sum_even = add_i64(mul_even(acc, columns.mult), madd52(columns.half_even, x_even, residual.mult_even));
+    const Vector sum_odd =
+        add_i64(mul_even(shr_i64(acc, 32), columns.mult_odd), madd52(columns.half_odd, x_odd, residual.mult_odd));
+    return sar_each_i32(high_halves(sum_even, sum_odd), columns.shift);
+}
+
+// ADD of u8 or u16 codes, on up to 32 columns of all rows. Returns false and stores nothing if a multiplier is too
+// large.
+FQVIT_AVX512 bool store_sums(const Epilogue& e, const Tile& tile, std::int64_t c, void* y) {
+    alignas(64) static constexpr std::int64_t EVEN[8] = {0, 2, 4, 6, 8, 10, 12, 14};
+    alignas(64) static constexpr std::int64_t IN_ORDER[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+    const Requantization& q = e.requantization;
+    const std::int64_t channel = tile.channel + c, count = tile.valid_columns - c;
+    Columns low = load_columns(q, channel, count), high = load_columns(q, channel + LANES, count - LANES);
+    ResidualColumns x_low, x_high;
+    if (!fold_residual(e, channel, count, low, x_low)) return false;
+    if (!fold_residual(e, channel + LANES, count - LANES, high, x_high)) return false;
+    const std::uint32_t mask = first_32(count);
+    const auto valid = static_cast<std::uint16_t>(mask), valid_high = static_cast<std::uint16_t>(mask >> LANES);
+    const Vector last = set_i16(q.last), even = load(EVEN), even_high = add_i64(even, set_i64(LANES));
+    const Vector in_order = load(IN_ORDER);
+    const bool wide_x = e.residual.type == Residual::U16;
+    const std::int32_t* acc = tile.acc + c;
+    std::int64_t at = tile.row * tile.stride + channel;
+    for (int r = 0; r < tile.rows; ++r, acc += tile.columns, at += tile.stride) {
+        const Vector x = wide_x ? load_i16(static_cast<const std::uint16_t*>(e.residual.x) + at, mask)
+                                : load_u8_as_i16(static_cast<const std::uint8_t*>(e.residual.x) + at, mask);
+        const Vector sums = add_residual(low, x_low, load_i32(acc, valid), x, even);
+        const Vector sums_high = add_residual(high, x_high, load_i32(acc + LANES, valid_high), x, even_high);
+        const Vector codes = min_u16(permute_i64(in_order, pack_i32_as_u16(sums, sums_high)), last);
+        if (e.wide) {
+            store_i16(static_cast<std::uint16_t*>(y) + at, mask, codes);
+        } else {
+            store_i16_as_u8(static_cast<std::uint8_t*>(y) + at, mask, codes);
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+FQVIT_AVX512 void epilogue(const Epilogue& e, const Tile& tile, void* y) {
+    const bool is_high = e.requantization.form == Requantization::HIGH_HALF;
+    const bool is_u8 = !e.wide && e.requantization.last < (e.kind == Epilogue::LOOKUP ? 1024 : 256);
+    const bool sums = e.kind == Epilogue::ADD && e.low_half && e.residual.type != Residual::I16;
+    auto* bytes = static_cast<std::uint8_t*>(y);
+    if (e.kind == Epilogue::ACC || (is_high && (e.kind == Epilogue::I32 || (e.kind == Epilogue::CODES && e.wide)))) {
+        for (std::int64_t c = 0; c < tile.valid_columns; c += LANES) store_wide(e, tile, c, y);
+        return;
+    }
+    if (is_high && (sums || (is_u8 && e.kind != Epilogue::ADD))) {
+        std::int64_t c = 0;
+        for (; c < tile.valid_columns; c += COLUMNS) {
+            if (e.kind == Epilogue::CODES) {
+                store_codes(e, tile, c, bytes);
+            } else if (e.kind == Epilogue::LOOKUP) {
+                store_looked_up(e, tile, c, bytes);
+            } else if (!store_sums(e, tile, c, y)) {
+                break;
+            }
+        }
+        if (c >= tile.valid_columns) return;
+        // The columns before c are already stored. The other kernel stores them once more, with the same codes.
+    }
+    fallback()->epilogue(e, tile, y);
+}
+
+}  // namespace fqvit::FQVIT_AVX512_NAMESPACE
+
+#endif

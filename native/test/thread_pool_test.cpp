@@ -1,0 +1,37 @@
+// Runs many short jobs on thread pools of several sizes: every item must be computed exactly once, and by the time
+// run() returns. Jobs follow each other directly, so that workers are often late. Exits with 1 if a job is wrong;
+// built with ThreadSanitizer (`make sanitize` does so), it also finds chunks that a late worker computes.
+#include "core/thread_pool.h"
+
+#include <cstdio>
+#include <vector>
+
+namespace {
+
+constexpr int POOLS = 40, JOBS = 1000, MAX_ITEMS = 97;
+
+bool is_right(fqvit::ThreadPool& pool, int job, std::vector<int>& sums) {
+    const std::int64_t items = job * 7 % MAX_ITEMS, chunk = 1 + job % 5;
+    pool.run(items, chunk, [&, job](int, std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) sums[static_cast<std::size_t>(i)] += job;
+    });
+    bool right = true;
+    for (std::int64_t i = 0; i < MAX_ITEMS; ++i) {
+        right = right && sums[static_cast<std::size_t>(i)] == (i < items ? job : 0);
+        sums[static_cast<std::size_t>(i)] = 0;
+    }
+    return right;
+}
+
+}  // namespace
+
+int main() {
+    int passed = 0;
+    for (int round = 0; round < POOLS; ++round) {
+        std::vector<int> sums(MAX_ITEMS);
+        fqvit::ThreadPool pool(1 + round % 5);
+        for (int job = 1; job <= JOBS; ++job) passed += is_right(pool, job, sums);
+    }
+    std::printf("%d passed, %d failed\n", passed, POOLS * JOBS - passed);
+    return passed == POOLS * JOBS ? 0 : 1;
+}

@@ -1,0 +1,23 @@
+"""Compare the kernels of every instruction set with the scalar ones, and the AVX-512 code also with emulated instructions."""
+
+from __future__ import annotations
+
+import platform
+import re
+
+from fqvit import _native
+from tests.native.compilers import Compiler, run
+
+
+def test_every_kernel_equals_the_scalar_one(compiler: Compiler) -> None:
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    shims = compiler.avx512_shim() if x86 else []
+    output = run(compiler.program(compiler.object("test/kernels_test.cpp", "-O1"), *shims, *compiler.engine()))
+    assert re.search(r"^[1-9]\d* passed, 0 failed$", output, re.MULTILINE), output
+    counts = {name: int(count) for name, count in re.findall(r"^(\w+): (\d+) passed, 0 failed$", output, re.MULTILINE)}
+    features = _native.cpu_features()
+    wanted = {"scalar"} | ({"avx512_shim"} if x86 else set())
+    wanted |= {"avx2"} if features["avx2"] else set()
+    wanted |= {"avx512"} if features["avx512_vnni"] and features["avx512_vbmi"] else set()
+    assert wanted <= set(counts)
+    assert all(count > 5_000 for count in counts.values())
