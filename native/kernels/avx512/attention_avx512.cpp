@@ -22,24 +22,18 @@
 #include "core/fixed.h"
 #include "kernels/attention_bytes.h"
 #include "kernels/avx2/attention_avx2.h"
+#include "kernels/avx512/attention_pack_avx512.h"
 #include "kernels/avx512/kernels_avx512.h"
 #include "kernels/avx512/softmax_avx512.h"
 
 namespace fqvit::FQVIT_AVX512_NAMESPACE {
 namespace {
 
-constexpr int ROWS = 6, PANEL = 64;
+constexpr int ROWS = 6;
 constexpr std::int64_t MAX_WIDTH = 1024, MAX_TOKENS = 4096;
 // Bytes between rows of queries, and of scores and weights. Constants, so that instructions hold row offsets as
 // immediates. Not powers of two, so that rows fall into different cache sets.
 constexpr int Q_STRIDE = MAX_WIDTH + 64, W_STRIDE = MAX_TOKENS + 64;
-
-// Columns of the panel that starts with `left` columns left: 16, 32 or 64.
-constexpr std::int64_t panel_columns(std::int64_t left) { return left > 32 ? 64 : left > 16 ? 32 : 16; }
-// Columns of all panels.
-constexpr std::int64_t padded_columns(std::int64_t columns) {
-    return columns / PANEL * PANEL + (columns % PANEL == 0 ? 0 : panel_columns(columns % PANEL));
-}
 
 // Offsets in the scratch memory.
 struct Layout {
@@ -236,76 +230,6 @@ template <int R>
 constexpr RowKernels ROW_KERNELS = {{compute_scores<R, 1>, compute_scores<R, 2>, compute_scores<R, 4>},
                                     {multiply_values<R, 1>, multiply_values<R, 2>, multiply_values<R, 4>}};
 constexpr int by_columns(std::int64_t columns) { return columns == 64 ? 2 : columns == 32 ? 1 : 0; }
-
-// Packs K as i8 [panels][D / 4][columns][4] minus 128, and sets terms[t] = -q_zero sum (k[t] - k_zero).
-FQVIT_AVX512 void pack_keys(const Attention& head, const std::uint8_t* k, std::int8_t* out, std::int32_t* terms) {
-    const Vector flip = set_i8(-128), ones = set_i8(1);
-    const Vector q_zero = set_i32(-head.q_zero), k_zeros = set_i32(static_cast<std::int32_t>(head.width) * head.k_zero);
-    const std::int64_t chunks = (head.width + 15) / 16;
-    for (std::int64_t first = 0; first < head.tokens; first += PANEL) {
-        const std::int64_t columns = panel_columns(head.tokens - first), step = 4 * columns;
-        for (std::int64_t c = 0; c < columns; c += 16) {
-            Vector sum = zero();
-            for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-                // Lane l of row[i] has token 4 l + i; transposing 4 x 4 quads in every lane gives one quad of 16
-                // tokens.
-                Vector row[4];
-                const std::uint16_t bytes = first_16(head.width - 16 * chunk);
-                for (int i = 0; i < 4; ++i) {
-                    const std::uint8_t* lane[4];
-                    for (int l = 0; l < 4; ++l) {
-                        const std::int64_t t = std::min(first + c + 4 * l + i, head.tokens - 1);
-                        lane[l] = k + t * head.k_stride + 16 * chunk;
-                    }
-                    row[i] = load_lanes(lane[0], lane[1], lane[2], lane[3], bytes);
-                }
-                const Vector a = interleave_low_i32(row[0], row[1]), b = interleave_low_i32(row[2], row[3]);
-                const Vector d = interleave_high_i32(row[0], row[1]), e = interleave_high_i32(row[2], row[3]);
-                const Vector quads[4] = {interleave_low_i64(a, b), interleave_high_i64(a, b), interleave_low_i64(d, e),
-                                         interleave_high_i64(d, e)};
-                for (int q = 0; q < 4; ++q) {
-                    sum = dpbusd(sum, quads[q], ones);
-                    store(out + (4 * chunk + q) * step + 4 * c, xor_bits(quads[q], flip));
-                }
-            }
-            store(terms + first + c, mul_i32(sub_i32(sum, k_zeros), q_zero));
-        }
-        out += 4 * chunks * step;
-    }
-}
-
-// Packs V as i8 [panels][T / 4][columns][4] minus 128, and sets terms[c] = least sum (v[c] - v_zero).
-FQVIT_AVX512 void pack_values(const Attention& head, const std::uint8_t* v, std::int8_t* out, std::int32_t* terms) {
-    alignas(64) static constexpr std::uint8_t TRANSPOSE[64] = {
-        0,  16, 32, 48, 1,  17, 33, 49, 2,  18, 34, 50, 3,  19, 35, 51, 4,  20, 36, 52, 5,  21,
-        37, 53, 6,  22, 38, 54, 7,  23, 39, 55, 8,  24, 40, 56, 9,  25, 41, 57, 10, 26, 42, 58,
-        11, 27, 43, 59, 12, 28, 44, 60, 13, 29, 45, 61, 14, 30, 46, 62, 15, 31, 47, 63};
-    const Vector flip = set_i8(-128), ones = set_i8(1), transpose = load(TRANSPOSE);
-    const Vector least = set_i32(head.bytes->least_weight);
-    const Vector zeros = set_i32(static_cast<std::int32_t>(head.tokens) * head.v_zero);
-    const std::int64_t quads = (head.tokens + 3) / 4;
-    for (std::int64_t first = 0; first < head.value_width; first += PANEL) {
-        const std::int64_t columns = panel_columns(head.value_width - first);
-        for (std::int64_t c = 0; c < columns; c += 16) {
-            const std::int64_t left = head.value_width - first - c;
-            const std::uint16_t bytes = left > 0 ? first_16(left) : std::uint16_t{0};
-            const std::uint8_t* from = v + (left > 0 ? first + c : 0);
-            Vector sum = zero();
-            for (std::int64_t q = 0; q < quads; ++q, from += 4 * head.v_stride) {
-                // Tokens past the end have weight 0; any row may stand for them, but not in the sum.
-                const std::int64_t rows = std::min<std::int64_t>(4, head.tokens - 4 * q);
-                const std::uint8_t *b = from + (rows > 1 ? head.v_stride : 0),
-                                   *d = from + (rows > 2 ? 2 * head.v_stride : 0);
-                const std::uint8_t* e = from + (rows > 3 ? 3 * head.v_stride : 0);
-                const Vector quad = permute_i8(transpose, load_lanes(from, b, d, e, bytes));
-                sum = dpbusd(sum, quad, rows == 4 ? ones : set_i32((1 << (8 * rows)) / 255));
-                store(out + q * 4 * columns + 4 * c, xor_bits(quad, flip));
-            }
-            store(terms + first + c, mul_i32(sub_i32(sum, zeros), least));
-        }
-        out += quads * 4 * columns;
-    }
-}
 
 // Modulo 2^32.
 std::int32_t wrapping_product(std::int32_t a, std::int32_t b) {

@@ -23,18 +23,17 @@ FQVIT_INLINE Vector narrow(Vector a, Vector b, Vector c, Vector d) {
 
 // A table of bytes for indices below `length`.
 struct ByteTable {
-    Vector part[4];
+    Vector a, b, c, d;
     std::int64_t length;
 
-    FQVIT_INLINE ByteTable(const std::uint8_t* bytes, std::int64_t length_) : length(length_) {
-        for (int i = 0; i < 4; ++i) part[i] = load(bytes + 64 * i);
-    }
+    FQVIT_INLINE ByteTable(const std::uint8_t* bytes, std::int64_t length_)
+        : a(load(bytes)), b(load(bytes + 64)), c(load(bytes + 128)), d(load(bytes + 192)), length(length_) {}
 
     FQVIT_INLINE Vector operator[](Vector index) const {
-        if (length <= 64) return permute_i8(index, part[0]);
-        const Vector first = permute2_i8(part[0], index, part[1]);
+        if (length <= 64) return permute_i8(index, a);
+        const Vector first = permute2_i8(a, index, b);
         if (length <= 128) return first;
-        return select_i8(top_bits_i8(index), first, permute2_i8(part[2], index, part[3]));
+        return select_i8(top_bits_i8(index), first, permute2_i8(c, index, d));
     }
 };
 
@@ -165,9 +164,11 @@ private:
         const Vector limit = set_i32(static_cast<std::int32_t>(0xffffffffu >> (31 - top_bit)));
         const Vector last = set_i8(head_.softmax_last);
         for (std::int64_t d = 0; d < distances; d += 64) {
-            Vector codes[4];
-            for (int i = 0; i < 4; ++i) codes[i] = log_codes(d + 16 * i, twice_sum, top_bits, limit);
-            const Vector code = min_u8(narrow(codes[0], codes[1], codes[2], codes[3]), last);
+            const Vector first = log_codes(d, twice_sum, top_bits, limit);
+            const Vector second = log_codes(d + 16, twice_sum, top_bits, limit);
+            const Vector third = log_codes(d + 32, twice_sum, top_bits, limit);
+            const Vector fourth = log_codes(d + 48, twice_sum, top_bits, limit);
+            const Vector code = min_u8(narrow(first, second, third, fourth), last);
             store(by_distance[0] + d, permute_i8(code, load(bytes_.log_low[split])));
             store(by_distance[1] + d, permute_i8(code, load(bytes_.log_high[split])));
         }
@@ -195,23 +196,24 @@ private:
     // is_supported.
     FQVIT_AVX512 void uniform_weights(std::uint32_t sum, std::int64_t distances,
                                       std::uint8_t (&by_distance)[2][256]) const {
-        alignas(64) static constexpr std::int32_t LOW_HALVES[16] = {0, 16, 2,  18, 4,  20, 6,  22,
-                                                                    8, 24, 10, 26, 12, 28, 14, 30};
         const Vector r = set_i32(static_cast<std::int32_t>(round_divide(head_.softmax_mult, sum)));
         const Vector half = set_i64(std::int64_t{1} << (head_.softmax_shift - 1)), shift = set_i64(head_.softmax_shift);
-        const Vector low_halves = load(LOW_HALVES), last = set_i32(head_.softmax_last);
         for (std::int64_t d = 0; d < distances; d += 64) {
-            Vector codes[4];
-            for (int i = 0; i < 4; ++i) {
-                const Vector e = load(bytes_.table + d + 16 * i);
-                const Vector even = shr_each_i64(add_i64(mul_even(e, r), half), shift);
-                const Vector odd = shr_each_i64(add_i64(mul_even(shr_i64(e, 32), r), half), shift);
-                codes[i] = min_i32(permute2_i32(even, low_halves, odd), last);
-            }
-            const Vector code = narrow(codes[0], codes[1], codes[2], codes[3]);
+            const Vector first = uniform_codes(d, r, half, shift), second = uniform_codes(d + 16, r, half, shift);
+            const Vector third = uniform_codes(d + 32, r, half, shift), fourth = uniform_codes(d + 48, r, half, shift);
+            const Vector code = narrow(first, second, third, fourth);
             store(by_distance[0] + d, ByteTable(bytes_.weight_low, head_.softmax_last + 1)[code]);
             store(by_distance[1] + d, ByteTable(bytes_.weight_high, head_.softmax_last + 1)[code]);
         }
+    }
+
+    FQVIT_INLINE Vector uniform_codes(std::int64_t at, Vector r, Vector half, Vector shift) const {
+        alignas(64) static constexpr std::int32_t LOW_HALVES[16] = {0, 16, 2,  18, 4,  20, 6,  22,
+                                                                    8, 24, 10, 26, 12, 28, 14, 30};
+        const Vector e = load(bytes_.table + at);
+        const Vector even = shr_each_i64(add_i64(mul_even(e, r), half), shift);
+        const Vector odd = shr_each_i64(add_i64(mul_even(shr_i64(e, 32), r), half), shift);
+        return min_i32(permute2_i32(even, load(LOW_HALVES), odd), set_i32(head_.softmax_last));
     }
 
     const Attention& head_;

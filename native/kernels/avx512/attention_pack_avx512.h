@@ -1,0 +1,101 @@
+// Packs the keys and values of one head for attention_avx512.cpp: minus 128, so that they are i8, in panels of columns
+// and in quads of four consecutive elements of the reduction.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/attention_bytes.h"
+#include "kernels/avx512/avx512.h"
+#include "kernels/kernels.h"
+
+namespace fqvit::FQVIT_AVX512_NAMESPACE {
+
+constexpr int PANEL = 64;
+
+// Columns of the panel that starts with `left` columns left: 16, 32 or 64.
+constexpr std::int64_t panel_columns(std::int64_t left) { return left > 32 ? 64 : left > 16 ? 32 : 16; }
+// Columns of all panels.
+constexpr std::int64_t padded_columns(std::int64_t columns) {
+    return columns / PANEL * PANEL + (columns % PANEL == 0 ? 0 : panel_columns(columns % PANEL));
+}
+
+// Loads 16 bytes of tokens t, t + 4, t + 8 and t + 12, one per lane. Tokens past the end give those of the last one.
+FQVIT_INLINE Vector load_tokens(const Attention& head, const std::uint8_t* k, std::int64_t t, std::uint16_t bytes) {
+    const std::int64_t last = head.tokens - 1, stride = head.k_stride;
+    return load_lanes(k + std::min(t, last) * stride, k + std::min(t + 4, last) * stride,
+                      k + std::min(t + 8, last) * stride, k + std::min(t + 12, last) * stride, bytes);
+}
+
+// Stores 16 quads minus 128 and adds them to the sums of their tokens.
+FQVIT_INLINE void store_keys(Vector quads, std::int8_t* to, Vector& sum) {
+    sum = dpbusd(sum, quads, set_i8(1));
+    store(to, xor_bits(quads, set_i8(-128)));
+}
+
+// Packs K as i8 [panels][D / 4][columns][4] minus 128, and sets terms[t] = -q_zero sum (k[t] - k_zero).
+inline FQVIT_AVX512 void pack_keys(const Attention& head, const std::uint8_t* k, std::int8_t* out,
+                                   std::int32_t* terms) {
+    const Vector q_zero = set_i32(-head.q_zero), k_zeros = set_i32(static_cast<std::int32_t>(head.width) * head.k_zero);
+    const std::int64_t chunks = (head.width + 15) / 16;
+    for (std::int64_t first = 0; first < head.tokens; first += PANEL) {
+        const std::int64_t columns = panel_columns(head.tokens - first), step = 4 * columns;
+        for (std::int64_t c = 0; c < columns; c += 16) {
+            Vector sum = zero();
+            for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+                // Transposing 4 x 4 quads in every lane gives one quad of 16 tokens.
+                const std::uint8_t* from = k + 16 * chunk;
+                const std::uint16_t bytes = first_16(head.width - 16 * chunk);
+                const Vector a = load_tokens(head, from, first + c, bytes);
+                const Vector b = load_tokens(head, from, first + c + 1, bytes);
+                const Vector d = load_tokens(head, from, first + c + 2, bytes);
+                const Vector e = load_tokens(head, from, first + c + 3, bytes);
+                const Vector ab = interleave_low_i32(a, b), de = interleave_low_i32(d, e);
+                const Vector ab_high = interleave_high_i32(a, b), de_high = interleave_high_i32(d, e);
+                std::int8_t* to = out + 4 * chunk * step + 4 * c;
+                store_keys(interleave_low_i64(ab, de), to, sum);
+                store_keys(interleave_high_i64(ab, de), to + step, sum);
+                store_keys(interleave_low_i64(ab_high, de_high), to + 2 * step, sum);
+                store_keys(interleave_high_i64(ab_high, de_high), to + 3 * step, sum);
+            }
+            store(terms + first + c, mul_i32(sub_i32(sum, k_zeros), q_zero));
+        }
+        out += 4 * chunks * step;
+    }
+}
+
+// Packs V as i8 [panels][T / 4][columns][4] minus 128, and sets terms[c] = least sum (v[c] - v_zero).
+inline FQVIT_AVX512 void pack_values(const Attention& head, const std::uint8_t* v, std::int8_t* out,
+                                     std::int32_t* terms) {
+    alignas(64) static constexpr std::uint8_t TRANSPOSE[64] = {
+        0,  16, 32, 48, 1,  17, 33, 49, 2,  18, 34, 50, 3,  19, 35, 51, 4,  20, 36, 52, 5,  21,
+        37, 53, 6,  22, 38, 54, 7,  23, 39, 55, 8,  24, 40, 56, 9,  25, 41, 57, 10, 26, 42, 58,
+        11, 27, 43, 59, 12, 28, 44, 60, 13, 29, 45, 61, 14, 30, 46, 62, 15, 31, 47, 63};
+    const Vector flip = set_i8(-128), ones = set_i8(1), transpose = load(TRANSPOSE);
+    const Vector least = set_i32(head.bytes->least_weight);
+    const Vector zeros = set_i32(static_cast<std::int32_t>(head.tokens) * head.v_zero);
+    const std::int64_t quads = (head.tokens + 3) / 4;
+    for (std::int64_t first = 0; first < head.value_width; first += PANEL) {
+        const std::int64_t columns = panel_columns(head.value_width - first);
+        for (std::int64_t c = 0; c < columns; c += 16) {
+            const std::int64_t left = head.value_width - first - c;
+            const std::uint16_t bytes = left > 0 ? first_16(left) : std::uint16_t{0};
+            const std::uint8_t* from = v + (left > 0 ? first + c : 0);
+            Vector sum = zero();
+            for (std::int64_t q = 0; q < quads; ++q, from += 4 * head.v_stride) {
+                // Tokens past the end have weight 0; any row may stand for them, but not in the sum.
+                const std::int64_t rows = std::min<std::int64_t>(4, head.tokens - 4 * q);
+                const std::uint8_t *b = from + (rows > 1 ? head.v_stride : 0),
+                                   *d = from + (rows > 2 ? 2 * head.v_stride : 0);
+                const std::uint8_t* e = from + (rows > 3 ? 3 * head.v_stride : 0);
+                const Vector quad = permute_i8(transpose, load_lanes(from, b, d, e, bytes));
+                sum = dpbusd(sum, quad, rows == 4 ? ones : set_i32((1 << (8 * rows)) / 255));
+                store(out + q * 4 * columns + 4 * c, xor_bits(quad, flip));
+            }
+            store(terms + first + c, mul_i32(sub_i32(sum, zeros), least));
+        }
+        out += quads * 4 * columns;
+    }
+}
+
+}  // namespace fqvit::FQVIT_AVX512_NAMESPACE
