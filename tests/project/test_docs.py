@@ -260,8 +260,15 @@ def test_the_architecture_is_short_and_lists_every_package() -> None:
 def test_example_names_of_unlisted_models_are_accepted() -> None:
     from fqvit.models.zoo import BY_NAME, lookup
 
-    names = re.findall(r"`(\w+_\w+_\d+[\w.]*)`", page("docs/reference/models.md"))
+    names = re.findall(r"`(\w+_\w+_\d+[\w.]*)`", section(page("docs/reference/models.md"), "Model names"))
     assert len(names) == 4 and all(lookup(name) is not None and name not in BY_NAME for name in names)
+
+
+def test_example_names_of_refused_checkpoints_have_a_reason() -> None:
+    from fqvit.models.architectures import why_not
+
+    names = re.findall(r"`(\w+_\w+[\w.]*)`", section(page("docs/reference/models.md"), "Coverage"))
+    assert len(names) >= 10 and [name for name in names if why_not(name) is None] == []
 
 
 def test_no_placeholder_is_left() -> None:
