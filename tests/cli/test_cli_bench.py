@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,19 @@ def test_other_runtimes_are_measured_if_installed(program: Path, library: str) -
     result = fqvit("bench", program, "--against", library, "--rounds", 1, "--json").json
     assert [row["name"] for row in result["settings"][0]["results"]] == ["fqvit", *(peer.name for peer in here)]
     assert result["warnings"] == []
+
+
+def test_other_runtimes_read_the_float_model_from_an_onnx_file(program: Path, tmp_path: Path) -> None:
+    for library in ("onnx", "onnxruntime"):
+        pytest.importorskip(library)
+    import fqvit as package
+    from fqvit.bench.prepare import export
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracing exporter is deprecated; prepare.py explains why it is used
+        file = export(package.load_model("fmnist_vit"), tmp_path)
+    words = ("--against", "torch,onnxruntime", "--weights", file, "--rounds", 1, "--json")
+    result = fqvit("bench", program, *words).json
+    assert [row["name"] for row in result["settings"][0]["results"]][:2] == ["fqvit", "onnxruntime fp32"]
+    assert result["skipped"][0]["peer"] == "torch fp32" and "needs a checkpoint" in result["skipped"][0]["reason"]
+    assert result["peer_weights"] == "model.onnx" and result["warnings"] == []

@@ -129,9 +129,8 @@ void store_words(const Epilogue& e, const Tile& tile, const std::int32_t* acc, s
 }
 
 // I32 on 8 channels.
-template <class Scale>
 void store_i32(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel, void* y) {
-    const Scale scale(e, channel);
+    const HighHalf scale(e, channel);
     auto* to = static_cast<std::int32_t*>(y) + tile.row * tile.stride + channel;
     for (int r = 0; r < tile.rows; ++r, acc += tile.columns, to += tile.stride) {
         vst1q_s32(to, scale(vld1q_s32(acc), 0));
@@ -244,7 +243,7 @@ Columns choose_columns(const Epilogue& e) {
     switch (e.kind) {
         case Epilogue::ACC: return add_bias;
         case Epilogue::ADD: return e.low_half ? choose_add(e) : nullptr;
-        case Epilogue::I32: return high ? store_i32<HighHalf> : store_i32<AnyShift>;
+        case Epilogue::I32: return high ? store_i32 : nullptr;
         case Epilogue::LOOKUP:
             if (e.wide) return high ? look_up_each<HighHalf, std::uint16_t> : look_up_each<AnyShift, std::uint16_t>;
             return high ? look_up_each<HighHalf, std::uint8_t> : look_up_each<AnyShift, std::uint8_t>;
