@@ -4,7 +4,8 @@
 // packed and multiplied with one panel by a micro-kernel, which computes a tile of rows x columns accumulators. The
 // epilogue (bias, requantization, table, residual sum) is separate, see kernels.h.
 //
-// One file implements each instruction set; vnni/gemm_vnni.cpp has both VNNI sets. Letters: M rows, K reduction, O outputs.
+// One file implements each instruction set; vnni/gemm_vnni.cpp has both VNNI sets. Letters: M rows, K reduction, O
+// outputs.
 #pragma once
 
 #include <cstddef>

@@ -34,7 +34,7 @@ struct RoiAlignScratch {
     };
     Axis rows, columns;
     std::vector<std::int64_t> numerators;  // [cells]
-    // [width][channels] and 16 elements that vectors may read and write, [channels]
+    // strip: [width][channels] plus 16 elements that vector code may read and write; sums: [channels]
     std::vector<std::int32_t> strip, sums;
 };
 

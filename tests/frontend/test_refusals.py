@@ -32,7 +32,8 @@ class Body(nn.Module):
         (lambda x: x / F.gelu(x), r"body: aten\.div by a value that depends on the image"),
         (lambda x: x.pow(3), r"body: aten\.pow other than a square"),
         (lambda x: F.layer_norm(x, (16, 8)), r"body: aten\.layer_norm over more than one axis"),
-        (lambda x: x[:, x[0, :, 0].argmax()], r"body"),
+        # torch 2.6 refuses this index while it exports.
+        (lambda x: x[:, x[0, :, 0].argmax()], r"body|torch\.export cannot capture this module \(.*data-dependent"),
         (lambda x: x + torch.rand(16, 8), r"body: aten\.rand returns different numbers in every run"),
         (lambda x: F.gelu(x) * torch.randn(16, 8, generator=None), r"body: aten\.randn"),
         (lambda x: F.gelu(x) * torch.arange(128.0).view(16, 8), r"a constant that differs between positions"),

@@ -161,8 +161,8 @@ REFUSED = {
     ("swin", "class"): r"no class token\. It has logits, embedding, mean, tokens; mean, tokens also at layers @0 to @2",
     ("vit", "tokens@2"): "this model has 2 layers, expected @0 to @1, or @-1 for the last",
     ("vit", "tokens@-3"): "this model has 2 layers",
-    ("vit", "embedding:i32"): "written by Take, expected a linear layer",
-    ("vit", "class:i32"): "expected a linear layer, which has an accumulator. Leave out i32",
+    ("vit", "embedding:i32"): "not from a linear layer",
+    ("vit", "class:i32"): "so it has no accumulator. Leave out i32",
 }
 
 

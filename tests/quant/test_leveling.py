@@ -24,7 +24,10 @@ CENTERED = msgspec.structs.replace(LEVELED, keys="centered")
 
 
 def model_with_uneven_heads() -> FloatModel:
-    """Return a model whose heads have scores of very different size: constants in Q and K add up."""
+    """Return a model whose heads have scores of very different size.
+
+    Half of the channels have a large bias in Q and large weights in K.
+    """
     model = float_model("vit")
     for module in model.module.modules():
         if isinstance(module, Linear) and module.role == "qkv":

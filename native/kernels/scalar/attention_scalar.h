@@ -1,8 +1,8 @@
 // The ops of attention as plain loops, one row of the output per call, with the formulas of src/fqvit/ir/attention.py.
 //
 // Exact because the ops prove when they are loaded that every accumulator fits in 31 bits and every value before its
-// shift in 63. Tests also compile this file with -mgeneral-regs-only, which rejects floating-point code. A slice is one matrix of the last two axes, [T, T] or [T, D];
-// `row` numbers the rows of all slices.
+// shift in 63. Tests also compile this file with -mgeneral-regs-only, which rejects floating-point code. A slice is one
+// matrix of the last two axes, [T, T] or [T, D]; `row` numbers the rows of all slices.
 #pragma once
 
 #include <cstdint>

@@ -10,9 +10,17 @@ from torch import Tensor
 
 from fqvit.errors import FqvitError
 from fqvit.frontend.draft import Draft, Step, View
+from fqvit.frontend.gathers import (
+    constant_rows,
+    joined_runs,
+    movement,
+    partners,
+    rows_and_channels,
+    skipped_rows,
+    without_repeated_axes,
+)
 from fqvit.frontend.rewrite import attention_operands, runs, splits_heads
 from fqvit.frontend.roles import PRODUCTS, role_of
-from fqvit.frontend.strides import strided
 from fqvit.ir.program import INPUT
 from fqvit.models import general, layers, maps
 from fqvit.models.graph import IMAGES, Graph, Node
@@ -88,7 +96,7 @@ class Emitter:
             return name
         key = (name, view.shape, view.index.numpy().tobytes())
         if key not in self.moved:
-            self.moved[key] = self.node(f"{path}.input" if path else "input", _movement(view), (name,))
+            self.moved[key] = self.node(f"{path}.input" if path else "input", movement(view), (name,))
         return self.moved[key]
 
     def _narrowed(self, step: Step) -> str:
@@ -98,7 +106,7 @@ class Emitter:
         return self.moved[key]
 
     def _join(self, view: View, path: str, narrow: bool) -> str:
-        width = _joined_runs(view)
+        width = joined_runs(view)
         index = view.index.reshape(-1, width)[:, 0]
         rows = torch.where(index >= 0, index // width, -1)
         key = ("join", narrow, *(self.names[s] for s in view.steps), view.shape, rows.numpy().tobytes())
@@ -149,7 +157,7 @@ class Emitter:
         view, weight = step.inputs[0], step.data["weight"].float()
         bias = step.data["bias"]
         channels = weight.shape[1]
-        found = _rows_and_channels(view) if len(view.steps) == 1 else None
+        found = rows_and_channels(view) if len(view.steps) == 1 else None
         if found is None:
             index = torch.arange(view.index.numel() // channels).view(view.shape[:-1])
             x = self._read(step)
@@ -203,10 +211,10 @@ class Emitter:
 
     def _multiply(self, step: Step) -> None:
         a, b = step.inputs
-        if _broadcast(a).shape != a.shape:
+        if without_repeated_axes(a).shape != a.shape:
             a, b = b, a
         name = self._name(step)
-        inputs = (self.value(a, name, narrow=True), self.value(_broadcast(b), name, narrow=True))
+        inputs = (self.value(a, name, narrow=True), self.value(without_repeated_axes(b), name, narrow=True))
         self.step(step, general.Multiply(self.roles[step]), inputs)
 
     def _rotary(self, step: Step) -> None:
@@ -215,7 +223,7 @@ class Emitter:
         *_, tokens, width = x.shape
         sin = torch.ones(x.shape, dtype=torch.float64) if sines.scale is None else sines.scale
         cos = torch.ones(x.shape, dtype=torch.float64) if cosines.scale is None else cosines.scale
-        partner = _partners(x.index.reshape(-1, width), sines.index.reshape(-1, width), (sin != 0).reshape(-1, width))
+        partner = partners(x.index.reshape(-1, width), sines.index.reshape(-1, width), (sin != 0).reshape(-1, width))
         if partner is None:
             raise FqvitError(
                 f"{step.path or 'model'}: adds a rearranged copy of a value in an unknown pattern, which is not supported."
@@ -278,7 +286,7 @@ class Emitter:
 
     def _mean(self, step: Step) -> None:
         view = step.inputs[0]
-        skip = _skipped(view)
+        skip = skipped_rows(view)
         if skip is not None:
             leaf: Leaf = layers.Mean(skip)
             self.step(step, leaf, (self.names[view.step],))
@@ -296,7 +304,7 @@ class Emitter:
 
     def _embed(self, step: Step) -> None:
         view, offset = step.inputs[0], step.data["offset"].float()
-        prefix = _prefix(view)
+        prefix = constant_rows(view)
         if prefix is not None:
             positions = offset.clone()
             positions[:prefix] = 0
@@ -308,98 +316,3 @@ class Emitter:
     def _with_role(self, leaf: Leaf, step: Step) -> Leaf:
         leaf.role = self.roles[step]
         return leaf
-
-
-def _movement(view: View) -> Leaf:
-    """Return a leaf that gathers a view of one step."""
-    channels, shape = view.step.shape[-1], view.shape
-    if view.is_identity():
-        times = 0 if shape[-1] % channels else shape[-1] // channels
-        return general.Route(shape, range(len(shape)), shape, times=times)
-    width = runs(view)
-    if width % channels == 0 and (len(shape) > 1 or shape[0] > 0) and len(view.step.shape) > 1:
-        first = view.index.reshape(-1, channels)[:, 0]
-        rows = torch.where(first >= 0, first // channels, -1)
-        times = shape[-1] // channels
-        if times == 1 and len(shape) > 1:
-            return layers.Take(rows.view(shape[:-1]))
-        return layers.Take(rows.view(*shape[:-1], times), join=True)
-    found = strided(view.index, view.step.size)
-    if found is not None:
-        return general.Route(found.view, found.perm, shape, found.select)
-    first = view.index.reshape(-1, width)[:, 0]
-    return general.Gather(torch.where(first >= 0, first // width, -1), width, shape)
-
-
-def _joined_runs(view: View) -> int:
-    """Return the number of neighbouring elements that a view of several steps moves together."""
-    last = view.shape[-1]
-    for width in [d for d in range(last, 0, -1) if last % d == 0]:
-        if any(step.shape[-1] % width for step in view.steps):
-            continue
-        rows = view.index.reshape(-1, width)
-        first = rows[:, :1]
-        if bool((((rows == first + torch.arange(width)) & (first % width == 0)) | ((first < 0) & (rows < 0))).all()):
-            return width
-    return 1
-
-
-def _rows_and_channels(view: View) -> tuple[Tensor, Tensor] | None:
-    """Return rows [...] and channels [C] if the view [..., C] is step[rows][..., channels], rows -1 giving 0; otherwise None.
-
-    A depthwise convolution with several outputs per channel repeats channels.
-    """
-    inside = view.index[..., 0] >= 0
-    if not bool(inside.any()):
-        return None
-    rows = torch.where(inside, view.index[..., 0] // view.step.shape[-1], -1)
-    channels = view.index[inside][0] % view.step.shape[-1]
-    wanted = torch.where(inside[..., None], rows[..., None] * view.step.shape[-1] + channels, -1)
-    return (rows, channels) if torch.equal(wanted, view.index) else None
-
-
-def _broadcast(view: View) -> View:
-    """Drop leading axes along which the view does not change."""
-    for axes in range(1, len(view.shape)):
-        tail = view.shape[-axes:]
-        rows = view.index.reshape(-1, *tail)
-        if bool((rows == rows[:1]).all()):
-            return View(view.steps, rows[0])
-    return view
-
-
-def _partners(own: Tensor, others: Tensor, used: Tensor) -> Tensor | None:
-    """Return the channel p[c] with others[r, c] = own[r, p[c]] in all rows r where others[r, c] is used; None if there is none.
-
-    own, others, used: [R, C]. Rows may be repeated (grouped-query attention).
-    """
-    partner = torch.arange(own.shape[1])
-    for c in range(own.shape[1]):
-        rows = used[:, c].nonzero().flatten()
-        if not len(rows):
-            continue
-        found = (own[rows[0]] == others[rows[0], c]).nonzero().flatten()
-        if not len(found) or not torch.equal(own[rows, found[0]], others[rows, c]):
-            return None
-        partner[c] = found[0]
-    return partner
-
-
-def _skipped(view: View) -> int | None:
-    """Return s if the view is the rows s, s + 1, ... of its step [T, C]; otherwise None."""
-    if not view.is_plain or len(view.shape) != 2 or len(view.step.shape) != 2 or view.shape[1] != view.step.shape[1]:
-        return None
-    skip = view.step.shape[0] - view.shape[0]
-    rows = torch.arange(view.step.size).view(view.step.shape)[max(skip, 0) :]
-    return skip if skip >= 0 and torch.equal(rows, view.index) else None
-
-
-def _prefix(view: View) -> int | None:
-    """Return P if the view is P rows of constants followed by all rows of its step [T, C]; otherwise None."""
-    if not view.is_plain or len(view.shape) != 2 or len(view.step.shape) != 2 or view.shape[1] != view.step.shape[1]:
-        return None
-    prefix = view.shape[0] - view.step.shape[0]
-    if prefix < 0:
-        return None
-    fits = bool((view.index[:prefix] < 0).all()) and torch.equal(view.index[prefix:].flatten(), torch.arange(view.step.size))
-    return prefix if fits else None

@@ -113,7 +113,10 @@ def conv_transpose2d(
 
 
 def _reduce(reader: Reader, kind: Any, x: View, dims: Sequence[int], keepdim: bool) -> View:
-    """Reduce axes to their mean or maximum. The last axis of the step is the one with neighbouring elements, the channels."""
+    """Reduce axes to their mean or maximum.
+
+    The last axis of the step is a kept one with contiguous elements, usually the channels.
+    """
     axes = [d % len(x.shape) for d in dims]
     kept = [d for d in range(len(x.shape)) if d not in axes]
     wide = [d for d in kept if x.shape[d] > 1]

@@ -108,7 +108,7 @@ class Scope:
         array = self.constants[name]
         dtype = NAMES.get(array.dtype)
         if dtype is None or dtype not in dtypes or array.size == 0:
-            self.fail(f"constant {name!r} is {array.dtype}, expected {' or '.join(dtypes)}")
+            self.fail(f"constant {name!r} is {array.dtype} {list(array.shape)}, expected {' or '.join(dtypes)}, not empty")
         return Value(dtype, array.shape, int(array.min()), int(array.max()))
 
     def zero(self, zero: int | tuple[int, ...] | str, channels: int) -> tuple[int, int]:

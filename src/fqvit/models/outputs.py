@@ -146,10 +146,7 @@ class _Builder:
         source = self.streams.embedding
         node = None if request.name != "embedding" or source is None else self.streams.nodes[source]
         if node is None or not isinstance(node.leaf, Linear):
-            kind = "data movement" if node is None else type(node.leaf).__name__
-            raise FqvitError(
-                f"output {request.label}: written by {kind}, expected a linear layer, which has an accumulator. Leave out i32."
-            )
+            raise FqvitError(f"output {request.label}: not from a linear layer, so it has no accumulator. Leave out i32.")
         leaf = copy.copy(node.leaf)
         leaf.role = "logits"
         return self._add(name, leaf, node.inputs[0], self.shapes[node.name])

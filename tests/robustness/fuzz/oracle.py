@@ -53,7 +53,7 @@ class Verdicts:
 def verdicts(path: Path, **options: Any) -> Verdicts:
     """Load a program with Python's loader and with the native one. Raises Finding if only one of them accepts it.
 
-    options: for Engine. Files that the table of exceptions in docs/explanation/hardening.md lists are no finding.
+    options: for Engine. Files in the table of exceptions in docs/explanation/hardening.md do not raise it.
     """
     python, native = _program_or_error(path), _engine_or_error(path, **options)
     extreme = EXTREME_JSON.search(path.read_bytes()) is not None
