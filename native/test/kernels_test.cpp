@@ -219,6 +219,7 @@ int main(int argc, char** argv) {
         {"avx512", kernels_avx512(), cpu.avx2 && cpu.avx512_vnni && cpu.avx512_vbmi},
         {"avx512_shim", kernels_avx512_shim(), true},
 #endif
+        {"neon", kernels_neon(), cpu.neon},
         {"scalar", kernels_scalar(), true},
     };
     Tally all;

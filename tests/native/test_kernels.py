@@ -1,12 +1,18 @@
-"""Compare the kernels of every instruction set with the scalar ones, and the AVX-512 code also with emulated instructions."""
+"""Compare the kernels of every instruction set with the scalar ones.
+
+Runs those that this CPU supports, those of AVX-512 with emulated instructions, and those of NEON in QEMU.
+"""
 
 from __future__ import annotations
 
 import platform
 import re
 
+import pytest
+
 from fqvit import _native
 from tests.native.compilers import Compiler, run
+from tests.native.test_gemm import emulated, passed
 
 
 def test_every_kernel_equals_the_scalar_one(compiler: Compiler) -> None:
@@ -20,4 +26,12 @@ def test_every_kernel_equals_the_scalar_one(compiler: Compiler) -> None:
     wanted |= {"avx2"} if features["avx2"] else set()
     wanted |= {"avx512"} if features["avx512_vnni"] and features["avx512_vbmi"] else set()
     assert wanted <= set(counts)
+    assert all(count > 5_000 for count in counts.values())
+
+
+@pytest.mark.nightly
+def test_every_neon_kernel_equals_the_scalar_one(aarch64_compiler: Compiler) -> None:
+    program = aarch64_compiler.program(aarch64_compiler.object("test/kernels_test.cpp", "-O1"), *aarch64_compiler.engine())
+    counts = passed(emulated(program))
+    assert set(counts) == {"neon", "scalar"}
     assert all(count > 5_000 for count in counts.values())
