@@ -37,7 +37,7 @@ void require_size(ImageSize size, std::int64_t limit) {
     const bool fits = std::min(size.height, size.width) >= 1 && std::max(size.height, size.width) <= limit;
     if (!fits) {
         throw BadProgramWithRemedy("image of " + std::to_string(size.height) + " x " + std::to_string(size.width) +
-                                   ": expected sides of at most " + std::to_string(limit) + ". Resize it");
+                                   ": expected sides of 1 to " + std::to_string(limit) + ". Resize it");
     }
 }
 

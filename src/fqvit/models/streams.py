@@ -47,7 +47,7 @@ class Streams:
         return math.prod(self.shapes[name][:-1])
 
     def _leaving(self, block: str) -> str | None:
-        """Return the node of a block whose output later nodes read: the last one, if there are several."""
+        """Return the node of a block that later nodes read: its last residual sum, or else the last one that is not a Narrow."""
         inside = {name for name in self.nodes if _is_inside(name, block)}
         read = {name for node in self.graph.nodes if node.name not in inside for name in node.inputs}
         leaving = [name for name in self.nodes if name in inside and name in read.union(self.graph.outputs)]
@@ -84,7 +84,7 @@ class Streams:
         return own[0] * join.leaf.width // join.leaf.shape[-1] if own else 0
 
     def source(self, name: str) -> str:
-        """Return the node whose values a node reads through data movement."""
+        """Follow data movement (role route) back from a node to the one that computes its values."""
         while name in self.nodes and self.nodes[name].leaf.role == "route":
             name = self.nodes[name].inputs[0]
         return name

@@ -33,7 +33,7 @@ def run(file: Path, images: list[Path], text: Path | None, output: str | None, a
     """Classify the images and print the results one by one, or all together as JSON.
 
     Unreadable image files are reported on stderr; the command goes on with the others and fails at the end. In a folder, tar or
-    Parquet file up to 1 % are skipped.
+    Parquet file, up to 1 % of the images are skipped with a warning if they are unreadable.
     text: text embeddings for zero-shot classification   output: the embedding to compare with them
     """
     if output is not None and text is None:

@@ -88,7 +88,7 @@ class ReferenceDetector:
     def detect(self, image: Input) -> IntegerFound:
         """Return all detections of one image, best first. Its sides must be at most 8192 pixels after resizing."""
         if max(image.size) > MAX_SIDE:
-            raise FqvitError(f"image of {image.size[0]} x {image.size[1]}: expected sides of at most {MAX_SIDE}. Resize it.")
+            raise FqvitError(f"image of {image.size[0]} x {image.size[1]}: expected sides of 1 to {MAX_SIDE}. Resize it.")
         maps = self.maps(image.pixels)
         proposals = propose(maps.objectness, maps.deltas, image.size, self.between)
         chosen = self.classify(maps.levels, proposals, image.size)
