@@ -82,9 +82,7 @@ def test_outputs_by_name_have_the_same_bits_on_every_backend(kind: str, builder:
 
 
 @pytest.mark.parametrize("kind", ["vit", "swin"])
-def test_8_bit_attention_with_curve_levels_has_the_same_bits_on_every_backend(
-    kind: str, builder: Builder, tmp_path: Path
-) -> None:
+def test_8_bit_attention_with_curve_levels_is_the_same_everywhere(kind: str, builder: Builder, tmp_path: Path) -> None:
     model = float_model(kind)
     images = images_for(model.preprocess, 4)
     program = lower(model, calibrate(model, [images], with_bits(load_recipe("embedding"), "8/8/8")))
