@@ -35,7 +35,7 @@ Peak measure_peak(const std::string& instruction_set) {
     AlignedVector<std::int32_t> acc(MAX_TILE);
     gemm.pack_rows(x.data(), inputs, gemm.rows, inputs, block.data());
     const std::int64_t macs = std::int64_t{gemm.rows} * gemm.columns * inputs;
-    double best = 0;
+    std::int64_t best = 0;   // products per second
     std::int64_t calls = 1;  // per moment; doubled until they take long enough for the clock
     for (const auto end = Clock::now() + TOTAL; best == 0 || Clock::now() < end;) {
         const auto start = Clock::now();
@@ -44,10 +44,11 @@ Peak measure_peak(const std::string& instruction_set) {
         if (taken < MOMENT) {
             calls *= 2;
         } else {
-            best = std::max(best, static_cast<double>(calls * macs) / std::chrono::duration<double>(taken).count());
+            const std::int64_t nanoseconds = std::chrono::nanoseconds(taken).count();
+            best = std::max(best, calls * macs * 1'000'000'000 / nanoseconds);  // fits: calls * macs is about 10^8
         }
     }
-    return {set.name, static_cast<std::int64_t>(best)};
+    return {set.name, best};
 }
 
 }  // namespace fqvit

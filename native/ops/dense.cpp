@@ -5,6 +5,7 @@
 
 #include "core/codes.h"
 #include "core/fixed.h"
+#include "kernels/quick_norm.h"
 #include "ops/bounds.h"
 #include "ops/ops.h"
 
@@ -143,10 +144,11 @@ public:
         const bool i16 = fields.center || (!norm_.wide_in && zero_.front() <= 255);
         norm_.per_tensor = norm_.fits_i32 && channels % 16 == 0 && no_alpha && one_zero && i16;
         norm_.offset = static_cast<std::int16_t>(!fields.center ? zero_.front() : norm_.wide_in ? -32768 : 0);
+        quick_.set(norm_, bound_add(y, half));
     }
 
     std::int64_t items() const override { return value.rows(); }
-    std::size_t bytes() const override { return g_.size() * (4 + 4 + 4 + 8); }
+    std::size_t bytes() const override { return g_.size() * (4 + 4 + 4 + 8 + (norm_.quick_g == nullptr ? 0 : 4 + 8)); }
 
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t*) const override {
         const std::int64_t from = begin * norm_.channels;
@@ -159,6 +161,7 @@ private:
     std::vector<std::int32_t> zero_, alpha_;
     AlignedVector<std::int32_t> g_;
     AlignedVector<std::int64_t> b_;
+    QuickNorm quick_;
     Norm norm_{};
 };
 

@@ -14,6 +14,7 @@
 #include "core/aligned.h"
 #include "core/cpu.h"
 #include "core/fixed.h"
+#include "kernels/quick_norm.h"
 #include "ops/requantization.h"
 #include "test/random.h"
 
@@ -179,6 +180,11 @@ void check_layernorm(const Kernels& kernels, Random& random, Tally& tally) {
     const bool i16 = norm.center || !norm.wide_in;
     norm.per_tensor = norm.fits_i32 && norm.channels % 16 == 0 && alphas == 0 && one_zero && i16;
     norm.offset = static_cast<std::int16_t>(!norm.center ? first_zero : norm.wide_in ? -32768 : 0);
+    QuickNorm quick;
+    std::int64_t most_g = 0, most_b = 0;
+    for (const std::int64_t x : g) most_g = std::max(most_g, std::abs(x));
+    for (const std::int64_t x : b) most_b = std::max(most_b, std::abs(x));
+    quick.set(norm, (most_g << 30) + most_b);
 
     const std::int64_t rows = random.within(1, 19);
     const auto elements = static_cast<std::size_t>(rows * norm.channels);
@@ -199,8 +205,9 @@ void check_layernorm(const Kernels& kernels, Random& random, Tally& tally) {
     kernels.layernorm(norm, x.data(), found.data(), rows);
     tally.count(expected == found, kernels.name,
                 "layernorm of " + std::to_string(rows) + " x " + std::to_string(norm.channels) +
-                    (norm.fits_i32 ? "" : ", not i32") + (norm.per_tensor ? ", per tensor" : "") +
-                    (norm.center ? ", centered" : "") + (norm.wide_in ? ", u16" : ""));
+                    (norm.fits_i32 ? "" : ", not i32") + (norm.quick_g == nullptr ? "" : ", quick") +
+                    (norm.per_tensor ? ", per tensor" : "") + (norm.center ? ", centered" : "") +
+                    (norm.wide_in ? ", u16" : ""));
 }
 
 struct Entry {

@@ -240,40 +240,84 @@ FQVIT_INLINE Divider make_divider(const RowScale& row) {
     return divide;
 }
 
-FQVIT_INLINE void store_normalized(const Norm& norm, const Divider& divide, __m256i n, std::int64_t c, void* y,
-                                   std::int64_t at) {
-    const __m256i low = divide(_mm256_castsi256_si128(n), norm.g + c, norm.b + c);
-    const __m256i high = divide(_mm256_extracti128_si256(n, 1), norm.g + c + 4, norm.b + c + 4);
-    // high_halves interleaves channels 0..3 with 4..7; the permutation restores their order.
-    const __m256i ordered =
-        _mm256_permutevar8x32_epi32(high_halves(low, high), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
-    store_codes(_mm256_sra_epi32(ordered, _mm_cvtsi32_si128(norm.shift - 32)), static_cast<std::int32_t>(norm.last),
-                norm.wide_out, y, at);
-}
+// Stores exact results.
+struct ExactStore {
+    const Norm& norm;
+    Divider divide;
 
-FQVIT_AVX2 void layernorm_row(const Norm& norm, const RowScale& row, const void* x, void* y, std::int64_t first) {
-    const Divider divide = make_divider(row);
-    const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels));
-    const __m256i sum = _mm256_set1_epi32(static_cast<int>(row.sum));
-    for (std::int64_t c = 0; c < norm.channels; c += LANES) {
-        const __m256i n = _mm256_sub_epi32(_mm256_mullo_epi32(shifted_codes(norm, x, first + c, c), count), sum);
-        store_normalized(norm, divide, n, c, y, first + c);
+    FQVIT_INLINE void operator()(__m256i n, std::int64_t c, void* y, std::int64_t at) const {
+        const __m256i low = divide(_mm256_castsi256_si128(n), norm.g + c, norm.b + c);
+        const __m256i high = divide(_mm256_extracti128_si256(n, 1), norm.g + c + 4, norm.b + c + 4);
+        // high_halves interleaves channels 0..3 with 4..7; the permutation restores their order.
+        const __m256i ordered =
+            _mm256_permutevar8x32_epi32(high_halves(low, high), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+        store_codes(_mm256_sra_epi32(ordered, _mm_cvtsi32_si128(norm.shift - 32)), static_cast<std::int32_t>(norm.last),
+                    norm.wide_out, y, at);
     }
-}
+};
 
-FQVIT_AVX2 void layernorm_per_tensor_row(const Norm& norm, const RowScale& row, const void* x, void* y,
-                                         std::int64_t first) {
-    const Divider divide = make_divider(row);
+// Stores the results for the lower bound of t g + b in quick_norm.h, and notes whether the upper bound gives others.
+struct QuickStore {
+    const Norm& norm;
+    __m256i rho, doubt = _mm256_setzero_si256();
+    __m128i left, right, shift;  // n' = n 2^left / 2^right
+
+    FQVIT_AVX2 QuickStore(const Norm& n, const RowScale& row)
+        : norm(n),
+          rho(_mm256_set1_epi64x(row.rho)),
+          left(_mm_cvtsi32_si128(row.j > 6 ? row.j - 6 : 0)),
+          right(_mm_cvtsi32_si128(row.j < 6 ? 6 - row.j : 0)),
+          shift(_mm_cvtsi32_si128(n.quick_shift)) {}
+
+    FQVIT_INLINE void operator()(__m256i n, std::int64_t c, void* y, std::int64_t at) {
+        const __m256i scaled = _mm256_sra_epi32(_mm256_sll_epi32(n, left), right), g = load(norm.quick_g + c);
+        const __m256i even = _mm256_srli_epi64(_mm256_mul_epi32(scaled, rho), 32);
+        const __m256i odd = _mm256_srli_epi64(_mm256_mul_epi32(_mm256_srli_epi64(scaled, 32), rho), 32);
+        const __m256i low = _mm256_add_epi64(_mm256_mul_epi32(even, g), load(norm.quick_b + c));
+        const __m256i high =
+            _mm256_add_epi64(_mm256_mul_epi32(odd, _mm256_srli_epi64(g, 32)), load(norm.quick_b + c + 4));
+        const __m256i halves = _mm256_blend_epi32(_mm256_srli_epi64(low, 32), high, 0xaa);
+        const __m256i code = _mm256_sra_epi32(halves, shift);
+        const __m256i above = _mm256_sra_epi32(_mm256_add_epi32(halves, _mm256_set1_epi32(1)), shift);
+        doubt = _mm256_or_si256(doubt, _mm256_xor_si256(code, above));
+        store_codes(code, static_cast<std::int32_t>(norm.last), norm.wide_out, y, at);
+    }
+};
+
+// Calls store with n = C v - M1 of 8 channels at a time.
+template <class Store>
+FQVIT_INLINE void normalize(const Norm& norm, const RowScale& row, const void* x, void* y, std::int64_t first,
+                            Store&& store) {
     const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels));
     const __m256i sum = _mm256_set1_epi32(static_cast<int>(row.sum));
+    if (!norm.per_tensor) {
+        for (std::int64_t c = 0; c < norm.channels; c += LANES) {
+            const __m256i v = shifted_codes(norm, x, first + c, c);
+            store(_mm256_sub_epi32(_mm256_mullo_epi32(v, count), sum), c, y, first + c);
+        }
+        return;
+    }
     for (std::int64_t c = 0; c < norm.channels; c += 2 * LANES) {
         const __m256i v = offset_codes(norm, x, first + c);
         // C < 2^15, so vpmaddwd multiplies the low 16 bits of each lane by C.
         const __m256i left = _mm256_madd_epi16(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(v)), count);
         const __m256i right = _mm256_madd_epi16(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(v, 1)), count);
-        store_normalized(norm, divide, _mm256_sub_epi32(left, sum), c, y, first + c);
-        store_normalized(norm, divide, _mm256_sub_epi32(right, sum), c + LANES, y, first + c + LANES);
+        store(_mm256_sub_epi32(left, sum), c, y, first + c);
+        store(_mm256_sub_epi32(right, sum), c + LANES, y, first + c + LANES);
     }
+}
+
+FQVIT_AVX2 void layernorm_row(const Norm& norm, const RowScale& row, const void* x, void* y, std::int64_t first) {
+    const ExactStore store = {norm, make_divider(row)};
+    normalize(norm, row, x, y, first, store);
+}
+
+// Returns whether the results are exact.
+FQVIT_AVX2 bool layernorm_row_quickly(const Norm& norm, const RowScale& row, const void* x, void* y,
+                                      std::int64_t first) {
+    QuickStore store(norm, row);
+    normalize(norm, row, x, y, first, store);
+    return _mm256_testz_si256(store.doubt, store.doubt) != 0;
 }
 
 FQVIT_AVX2 void layernorm(const Norm& norm, const void* x, void* y, std::int64_t rows) {
@@ -291,8 +335,9 @@ FQVIT_AVX2 void layernorm(const Norm& norm, const void* x, void* y, std::int64_t
             scales[i] = row_scale(norm, norm.per_tensor ? per_tensor_moments(norm, x, first) : moments(norm, x, first));
         }
         for (std::int64_t i = 0; i < count; ++i) {
-            (norm.per_tensor ? layernorm_per_tensor_row : layernorm_row)(norm, scales[i], x, y,
-                                                                         (r + i) * norm.channels);
+            const std::int64_t first = (r + i) * norm.channels;
+            if (norm.quick_g != nullptr && layernorm_row_quickly(norm, scales[i], x, y, first)) continue;
+            layernorm_row(norm, scales[i], x, y, first);
         }
     }
 }
