@@ -46,6 +46,10 @@ LIBCXXABI = (
     *("cxa_personality", "cxa_virtual", "private_typeinfo", "stdlib_exception", "stdlib_new_delete", "stdlib_stdexcept"),
     *("fallback_malloc", "stdlib_typeinfo"),
 )
+RUNTIME_MACROS = (
+    *("LIBCXX_BUILDING_LIBCXXABI", "_LIBCPP_BUILDING_LIBRARY", "_LIBCXXABI_BUILDING_LIBRARY", "_LIBCXXABI_HAS_NO_THREADS"),
+    "LIBCXXABI_SILENT_TERMINATE",
+)
 FEATURES = "+bulk_memory+sign_ext+mutable_globals+nontrapping_fptoint+exception_handling"
 
 
@@ -104,7 +108,12 @@ class Build:
         lib = self.zig / "lib"
         folders = [f"-I{lib / name}" for name in ("libcxxabi/include", "libcxx/src", "libunwind/include", "libunwind/src")]
         flags = ("-Os", "-DNDEBUG", "-fvisibility=hidden", "-fvisibility-inlines-hidden", *folders)
-        macros = ("LIBCXX_BUILDING_LIBCXXABI", "_LIBCPP_BUILDING_LIBRARY", "_LIBCXXABI_BUILDING_LIBRARY", "_LIBCXXABI_HAS_NO_THREADS")
+        macros = (
+            "LIBCXX_BUILDING_LIBCXXABI",
+            "_LIBCPP_BUILDING_LIBRARY",
+            "_LIBCXXABI_BUILDING_LIBRARY",
+            "_LIBCXXABI_HAS_NO_THREADS",
+        )
         cxx = ("-std=c++26", *(f"-D{name}" for name in (*macros, "LIBCXXABI_SILENT_TERMINATE")), *flags)
         return [
             *(self.compile(lib / f"libcxx/src/{name}.cpp", "", *cxx) for name in LIBCXX),

@@ -53,7 +53,9 @@ def test_a_golden_detector_gives_the_same_detections(engine: Node, path: Path) -
             assert_same(fields[:, 4], expected[f"scores{i}"], f"{name}: scores")
             assert_same(fields[:, 5], expected[f"labels{i}"], f"{name}: labels")
             stored = expected[f"probabilities{i}"]
-            assert_same(np.frombuffer(b"".join(parts["probabilities"]), np.int32).reshape(stored.shape), stored, f"{name}: masks")
+            assert_same(
+                np.frombuffer(b"".join(parts["probabilities"]), np.int32).reshape(stored.shape), stored, f"{name}: masks"
+            )
             masks = np.frombuffer(b"".join(parts["mask"]), np.uint8)
             assert_same(np.packbits(masks), expected[f"masks{i}"], f"{name}: masks in pixels")
         engine.call("free", kind="detector", handle=detector["handle"])
