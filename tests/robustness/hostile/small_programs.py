@@ -191,7 +191,8 @@ def with_op(op: Json, constants: Constants, case: Case | None = None) -> bytes:
 def text_with(op: str, case: Case) -> str:
     """Return the JSON of a program with the JSON text of an op."""
     flat, output = flattened(case.op, case.constants)
-    return json.dumps(header_of([*BEFORE, {"op": "HERE"}, flat], output)).replace('{"op": "HERE"}', op)
+    header = header_of([*BEFORE, {"op": "HERE"}, flat], output) | {"version": 2 if '"width"' in op else 1}
+    return json.dumps(header).replace('{"op": "HERE"}', op)
 
 
 def program_of(case: Case) -> Program:
