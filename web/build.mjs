@@ -66,7 +66,7 @@ async function bundle(entry, settings) {
 }
 
 const wasm = Object.fromEntries(SETS.map((set) => [set, read(options.wasm, `fqvit-${set}.wasm`, "make wasm")]));
-const worker = await bundle("package/src/worker.ts", { format: "iife", platform: "node" });
+const worker = await bundle("package/src/worker.ts", { format: "iife" });
 const inline = Object.fromEntries(SETS.map((set) => [set, gzipSync(wasm[set], { level: 9 }).toString("base64")]));
 const modules = { "worker-script": () => worker, "inline-modules": () => inline };
 

@@ -30,7 +30,10 @@ function reply(request: Numbered): Reply {
   }
 }
 
-declare const require: ((name: string) => { parentPort: Port & { on(event: string, listener: (data: Numbered) => void): void } }) | undefined;
+type Thread = Port & { on(event: "message", listener: (request: Numbered) => void): void };
+
+// A property of the global object, because bundlers replace a bare `require`. Node.js defines it for scripts passed as text.
+const { require } = globalThis as { require?: (name: string) => { parentPort: Thread } };
 
 if (typeof require === "function") {
   const { parentPort } = require("node:worker_threads");
