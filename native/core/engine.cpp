@@ -271,8 +271,8 @@ Engine::Engine(const Program& program, const EngineOptions& options) : state_(st
     if (!s.keep_buffers) fuse(s.ops, s.outputs, s.kernels, options.weights == nullptr);
     s.plan();
     const auto needed = static_cast<std::int64_t>(run_bytes());
-    require(needed <= options.max_run_bytes, "its buffers need ", needed >> 20, " MB per image, at most ",
-            options.max_run_bytes >> 20, " MB are allowed");
+    require(needed <= options.max_run_bytes, "its buffers need ", needed >> 20, " MiB per image, at most ",
+            options.max_run_bytes >> 20, " MiB are allowed");
 }
 
 Engine::~Engine() = default;

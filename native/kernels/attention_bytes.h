@@ -1,5 +1,5 @@
-// The tables of one attention head by byte, padded to 256 entries, for kernels that look up many distances or codes at
-// a time. Filled once when a model is loaded.
+// The tables of one attention head, with low and high bytes in separate arrays of 256 entries, for kernels that look up
+// many distances or codes at a time. Filled once when a model is loaded.
 #pragma once
 
 #include <algorithm>
