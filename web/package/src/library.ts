@@ -1,4 +1,4 @@
-// The C interface of native/include/fqvit.h in WebAssembly memory. Offsets are those of wasm32: pointers have 4 bytes.
+// The C interface of native/include/fqvit.h in WebAssembly memory. native/wasm/layout.cpp checks the offsets.
 import { FqvitError } from "./errors.js";
 import type { DType, Image, TensorDescription } from "./types.js";
 
@@ -8,7 +8,6 @@ type Kind = "model" | "detector";
 const DTYPES: readonly DType[] = ["u8", "u16", "i32"];
 const SIZE = { options: 24, tensor: 112, image: 24, model: 80, detector: 72, detection: 64 } as const;
 const ABI_VERSION = 1;
-const NO_SYSTEM_CALL = 52; // ENOSYS
 
 /** Memory and functions of one instance of the module. Strings and structs are read as soon as they are returned. */
 export class Library {
@@ -17,7 +16,8 @@ export class Library {
   private readonly text = new TextDecoder();
 
   constructor(module: WebAssembly.Module) {
-    const instance = new WebAssembly.Instance(module, withoutSystem(module));
+    // The module imports nothing: it cannot reach files or the network.
+    const instance = new WebAssembly.Instance(module, {});
     this.memory = instance.exports["memory"] as WebAssembly.Memory;
     this.functions = instance.exports as unknown as Record<string, Call>;
     this.functions["_initialize"]?.();
@@ -138,13 +138,4 @@ export class Library {
       });
     });
   }
-}
-
-/** The module does no input or output: whatever system call it imports reports that there is none. */
-function withoutSystem(module: WebAssembly.Module): WebAssembly.Imports {
-  const imports: Record<string, Record<string, () => number>> = {};
-  for (const { module: from, name, kind } of WebAssembly.Module.imports(module)) {
-    if (kind === "function") (imports[from] ??= {})[name] = () => NO_SYSTEM_CALL;
-  }
-  return imports;
 }
