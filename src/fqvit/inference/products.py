@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
-from fqvit.ir.file import VERSION
 from fqvit.ir.fixed import ilog2, isqrt, round_divide
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import INPUT, CodeInput, Header, Output, Program
@@ -141,7 +140,7 @@ def _digits(values: Ints) -> list[NDArray[np.int8]]:
 def _program(weights: NDArray[np.int8]) -> Program:
     """Return the program y = x w^T: u8 [ROWS, 1, K] -> i32 [ROWS, 1, O], for weights i8 [O, K]."""
     header = Header(
-        version=VERSION,
+        version=1,
         model="dot products",
         preprocess=Preprocess(1, 1, 1, 1, "bilinear", (0.0,), (1.0,)),  # unused: the input is codes
         ops=(Linear(y="products", x=INPUT, out="acc"),),
