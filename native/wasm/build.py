@@ -80,8 +80,8 @@ def version() -> str:
 
 
 class Build:
-    def __init__(self, folder: Path, jobs: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, jobs: int, names: bool) -> None:
+        self.folder, self.names = folder, names
         self.zig = package("ziglang", "pip install ziglang")
         self.json = package("nlohmann_json", "pip install nlohmann-json") / "include"
         self.pool = concurrent.futures.ThreadPoolExecutor(jobs)
@@ -140,8 +140,14 @@ class Build:
     def link(self, variant: Variant, objects: list[Path]) -> Path:
         to = self.folder / f"fqvit-{variant.name}.wasm"
         linker = [f"--export={name}" for name in exports()]
-        linker += ["--gc-sections", "--strip-all", f"--max-memory={PAGE * MAX_PAGES}", "-z", f"stack-size={STACK_BYTES}"]
-        flags = [*self.target(variant.kernel_features), "-O3", "-mexec-model=reactor", "-s"]
+        linker += [
+            "--gc-sections",
+            "--strip-debug" if self.names else "--strip-all",
+            f"--max-memory={PAGE * MAX_PAGES}",
+            "-z",
+            f"stack-size={STACK_BYTES}",
+        ]
+        flags = [*self.target(variant.kernel_features), "-O3", "-mexec-model=reactor", *([] if self.names else ["-s"])]
         return self.run(to, "cc", *flags, *(f"-Wl,{flag}" for flag in linker), *map(str, objects))
 
 
@@ -149,8 +155,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", dest="folder", type=Path, default=NATIVE.parent / "build" / "wasm", help="folder of the modules")
     parser.add_argument("--jobs", type=int, default=2, help="compilers at the same time")
+    parser.add_argument("--names", action="store_true", help="keep the names of functions, for `node --cpu-prof`")
     args = parser.parse_args()
-    build = Build(args.folder, args.jobs)
+    build = Build(args.folder, args.jobs, args.names)
     common = build.runtime()
     engines = {variant: build.engine(variant) for variant in VARIANTS}
     for variant, engine in engines.items():
