@@ -109,6 +109,8 @@ FQVIT_INLINE Vector add_i32(Vector a, Vector b) { return _mm512_add_epi32(a, b);
 FQVIT_INLINE Vector add_i64(Vector a, Vector b) { return _mm512_add_epi64(a, b); }
 FQVIT_INLINE Vector sub_i8(Vector a, Vector b) { return _mm512_sub_epi8(a, b); }
 FQVIT_INLINE Vector sub_i16(Vector a, Vector b) { return _mm512_sub_epi16(a, b); }
+// The same where the mask is set, else 0.
+FQVIT_INLINE Vector sub_i16(std::uint32_t mask, Vector a, Vector b) { return _mm512_maskz_sub_epi16(mask, a, b); }
 FQVIT_INLINE Vector sub_i32(Vector a, Vector b) { return _mm512_sub_epi32(a, b); }
 FQVIT_INLINE Vector sub_i64(Vector a, Vector b) { return _mm512_sub_epi64(a, b); }
 
@@ -157,6 +159,7 @@ FQVIT_INLINE Vector min_u8(Vector a, Vector b) { return _mm512_min_epu8(a, b); }
 FQVIT_INLINE Vector max_u8(Vector a, Vector b) { return _mm512_max_epu8(a, b); }
 FQVIT_INLINE Vector min_u16(Vector a, Vector b) { return _mm512_min_epu16(a, b); }
 FQVIT_INLINE Vector max_u16(Vector a, Vector b) { return _mm512_max_epu16(a, b); }
+FQVIT_INLINE Vector max_u32(Vector a, Vector b) { return _mm512_max_epu32(a, b); }
 
 // Comparisons and selection: element of b where the mask is set, else of a.
 FQVIT_INLINE std::uint64_t equal_i8(Vector a, Vector b) { return _mm512_cmpeq_epi8_mask(a, b); }

@@ -151,6 +151,10 @@ inline Vector add_i32(Vector a, Vector b) { return add<std::uint32_t>(a, b); }
 inline Vector add_i64(Vector a, Vector b) { return add<std::uint64_t>(a, b); }
 inline Vector sub_i8(Vector a, Vector b) { return sub<std::uint8_t>(a, b); }
 inline Vector sub_i16(Vector a, Vector b) { return sub<std::uint16_t>(a, b); }
+inline Vector sub_i16(std::uint32_t mask, Vector a, Vector b) {
+    return make<std::uint16_t>(
+        [&](int i) { return bit(mask, i) ? get<std::uint16_t>(a, i) - get<std::uint16_t>(b, i) : 0; });
+}
 inline Vector sub_i32(Vector a, Vector b) { return sub<std::uint32_t>(a, b); }
 inline Vector sub_i64(Vector a, Vector b) { return sub<std::uint64_t>(a, b); }
 
@@ -236,6 +240,7 @@ inline Vector min_u8(Vector a, Vector b) { return smaller<std::uint8_t>(a, b); }
 inline Vector max_u8(Vector a, Vector b) { return larger<std::uint8_t>(a, b); }
 inline Vector min_u16(Vector a, Vector b) { return smaller<std::uint16_t>(a, b); }
 inline Vector max_u16(Vector a, Vector b) { return larger<std::uint16_t>(a, b); }
+inline Vector max_u32(Vector a, Vector b) { return larger<std::uint32_t>(a, b); }
 
 inline std::uint64_t equal_i8(Vector a, Vector b) {
     return make_mask<std::int8_t>([&](int i) { return get<std::int8_t>(a, i) == get<std::int8_t>(b, i); });
