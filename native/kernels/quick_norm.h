@@ -39,7 +39,7 @@ public:
         if (most >= LIMIT_G || largest >= LIMIT_SUM || shift < 0 || shift > 31) return;
         if (norm.channels > (std::int64_t{1} << shift) / 8) return;
         // Vectors of 16 channels also read the next element of g.
-        g_.resize(static_cast<std::size_t>(round_up(norm.channels, std::int64_t{32}) + 16));
+        g_.resize(static_cast<std::size_t>(round_up(norm.channels, std::int64_t{16}) + 16));
         b_.resize(g_.size());
         for (std::int64_t c = 0; c < norm.channels; ++c) {
             const std::int64_t g = norm.g[c] * (std::int64_t{1} << m), b = norm.b[c] * (std::int64_t{1} << m);

@@ -33,6 +33,7 @@ namespace fqvit::avx512 {
 using Vector = __m512i;
 
 constexpr std::uint16_t ALL_16 = 0xffff;
+constexpr std::uint32_t ALL_32 = 0xffffffff;
 
 // Memory, at any address. Masked loads read only the elements of the mask and give 0 elsewhere.
 FQVIT_INLINE Vector load(const void* p) { return _mm512_loadu_si512(p); }
@@ -109,8 +110,6 @@ FQVIT_INLINE Vector add_i32(Vector a, Vector b) { return _mm512_add_epi32(a, b);
 FQVIT_INLINE Vector add_i64(Vector a, Vector b) { return _mm512_add_epi64(a, b); }
 FQVIT_INLINE Vector sub_i8(Vector a, Vector b) { return _mm512_sub_epi8(a, b); }
 FQVIT_INLINE Vector sub_i16(Vector a, Vector b) { return _mm512_sub_epi16(a, b); }
-// The same where the mask is set, else 0.
-FQVIT_INLINE Vector sub_i16(std::uint32_t mask, Vector a, Vector b) { return _mm512_maskz_sub_epi16(mask, a, b); }
 FQVIT_INLINE Vector sub_i32(Vector a, Vector b) { return _mm512_sub_epi32(a, b); }
 FQVIT_INLINE Vector sub_i64(Vector a, Vector b) { return _mm512_sub_epi64(a, b); }
 

@@ -19,6 +19,7 @@ struct Vector {
 };
 
 constexpr std::uint16_t ALL_16 = 0xffff;
+constexpr std::uint32_t ALL_32 = 0xffffffff;
 
 template <class T>
 constexpr int COUNT = static_cast<int>(64 / sizeof(T));
@@ -151,10 +152,6 @@ inline Vector add_i32(Vector a, Vector b) { return add<std::uint32_t>(a, b); }
 inline Vector add_i64(Vector a, Vector b) { return add<std::uint64_t>(a, b); }
 inline Vector sub_i8(Vector a, Vector b) { return sub<std::uint8_t>(a, b); }
 inline Vector sub_i16(Vector a, Vector b) { return sub<std::uint16_t>(a, b); }
-inline Vector sub_i16(std::uint32_t mask, Vector a, Vector b) {
-    return make<std::uint16_t>(
-        [&](int i) { return bit(mask, i) ? get<std::uint16_t>(a, i) - get<std::uint16_t>(b, i) : 0; });
-}
 inline Vector sub_i32(Vector a, Vector b) { return sub<std::uint32_t>(a, b); }
 inline Vector sub_i64(Vector a, Vector b) { return sub<std::uint64_t>(a, b); }
 
