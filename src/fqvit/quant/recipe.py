@@ -44,6 +44,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: str
     weight_bits: Bits = 8
     weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights per shared exponent, at 4 bits or less; 0: no groups
+    layer_bits: dict[str, Bits] = {}  # bits of the weights of single layers, by name or pattern such as "blocks.*.mlp.fc1"
     weight_ends: Literal["codes", "halves"] = "codes"  # max|w| / scale at 8 bits: 127, or 127.5 and saturated
     # Weights are rounded to nearest; column by column, so that later columns and biases compensate earlier errors
     # (compensate.py); or bit by bit for the least output error (bitsplit.py).
@@ -89,12 +90,18 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     intervals: Literal["observed", "similarity"] = "observed"
     # `auto`: raise the bits of sites until the top-1 loss, estimated without labels, is at most this many percentage points.
     max_loss: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    # `auto`: bits that weights of single layers may be narrowed to, until the loss reaches max_loss, or until the file has at
+    # most max_size bytes.
+    widths: tuple[Bits, ...] = ()
+    max_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     def __post_init__(self) -> None:
         if 0 < self.weight_group < 8:
             raise ValueError(f"weight_group {self.weight_group} must be 0 or 8 to 256")
         if self.nonlinear == "float" and self.max_loss is not None:
             raise ValueError("max_loss requires nonlinear integer")
+        if self.max_loss is None and (self.widths or self.max_size is not None):
+            raise ValueError("widths and max_size require max_loss")
         if self.rounding == "bit-split" and (self.nonlinear == "integer" or self.weight_group or self.intervals != "observed"):
             raise ValueError("rounding bit-split requires nonlinear float, weight_group 0 and intervals observed")
         if self.intervals == "similarity" and not (
@@ -155,7 +162,7 @@ RECIPES = {
         Recipe(name="fast", weight_bits=7, **_OURS),
         Recipe(name="embedding", **_EMBEDDING),
         Recipe(name="npu", attention="relative", channels=True, k=4, **_NPU),
-        Recipe(name="auto", attention="relative", channels=True, k=4, max_loss=0.5),
+        Recipe(name="auto", weight_group=16, rounding="compensated", widths=(4, 6), max_loss=0.5, **_OURS),
         Recipe(name="fq-vit"),
         Recipe(name="fq-vit-8", attention="uniform", attention_bits=8),
         Recipe(

@@ -85,7 +85,7 @@ def fit(node: Node, moments: Moments, input_scales: NDArray[np.float64], calibra
     assert isinstance(leaf, layers.Linear)
     weight = leaf.weight.detach().cpu().double()
     bias = torch.zeros(len(weight), dtype=torch.float64) if leaf.bias is None else leaf.bias.detach().cpu().double()
-    bits, group = bits_and_group(calibration.recipe, leaf)
+    bits, group = bits_and_group(calibration.recipe, node)
     # Rounding to nearest decides scales and exponents; the codes are then chosen again, column by column.
     scales = torch.from_numpy(np.broadcast_to(input_scales, weight.shape[1:]).copy())
     covariance = moments.covariance / torch.outer(scales, scales)
