@@ -236,7 +236,7 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
     The scale of x cancels; epsilon = max(1, round(eps C^2 / s_x^2)). For the output scale s_y and zero point of each channel,
     gamma / s_y = g 2^(fraction - shift) and beta / s_y + y_zero = b 2^(b_shift - shift).
     fraction: fraction bits of t. |t| <= (isqrt(C) + 1) 2^fraction must be below 2^31, so 24 suits rows up to C = 16,128.
-    center false: M1 = 0, which is RMS normalization v / sqrt(mean v^2 + eps). L2 normalization is gamma / sqrt(C) in g.
+    center false: M1 = 0, which is RMS normalization v / sqrt(mean v^2 + eps). With gamma / sqrt(C) in g it is L2 normalization.
     D and all products fit int64 (proved by infer): |C v - M1| <= sqrt(C D), with and without centering.
     """
 
