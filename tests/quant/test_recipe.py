@@ -36,11 +36,11 @@ def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
         and bits["fast"] == (7, 8, 4)
     )
     assert {bits[name] for name in ["fq-vit-8", *baselines, *floating]} == {(8, 8, 8)}
-    assert [name for name, r in RECIPES.items() if r.residual == "ptf"] == ["npu", "auto", *paper]
+    assert [name for name, r in RECIPES.items() if r.residual == "ptf"] == ["npu", *paper]
     assert [name for name, r in RECIPES.items() if r.log2_attention] == ["fq-vit", "fq-vit-original"]
     assert [name for name, r in RECIPES.items() if r.channels] == OURS
     assert [name for name, r in RECIPES.items() if r.attention == "relative"] == OURS
-    assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["w4", "embedding"]
+    assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["w4", "embedding", "auto"]
     assert [name for name, r in RECIPES.items() if r.max_loss is not None] == ["auto"]
     assert [name for name, r in RECIPES.items() if r.branches == "codes" or r.last_batch] == ["fq-vit-original"]
     assert [name for name, r in RECIPES.items() if r.logits == "codes" or r.weight_ends == "halves"] == ["fq-vit-original"]
@@ -77,7 +77,7 @@ def test_the_named_recipes_keep_the_values_that_were_measured() -> None:
     assert [(rule, RECIPES["fqvit"].sites[rule].bits) for rule in RECIPES["fqvit"].sites] == [("residual", 16), ("hidden", 10)]
     assert {recipe.images for recipe in RECIPES.values()} == {1000}
     assert {name: r.weight_bits for name, r in RECIPES.items() if r.weight_bits != 8} == {"w4": 4, "fast": 7}
-    assert {name: r.weight_group for name, r in RECIPES.items() if r.weight_group} == {"w4": 16}
+    assert {name: r.weight_group for name, r in RECIPES.items() if r.weight_group} == {"w4": 16, "auto": 16}
     assert {name: r.k for name, r in RECIPES.items() if r.k != 3} == dict.fromkeys(OURS, 4)
     assert RECIPES["auto"].max_loss == 0.5 and RECIPES["ema"].momentum == 0.01 and RECIPES["percentile"].quantile == 0.99999
 
