@@ -47,7 +47,10 @@ def metadata(header: Header) -> str:
 
 
 def _check_codes(program: Program, buffer: str) -> None:
-    """Raise FqvitError if the tensor of this buffer does not represent its codes: attention weights are another function."""
+    """Raise FqvitError if the buffer holds attention codes.
+
+    In the QDQ graph its tensor holds attention weights, and no scale and zero point convert these back to codes.
+    """
     ops = {op.y: op for op in program.ops}
     op = ops.get(buffer)
     while isinstance(op, MOVES):
