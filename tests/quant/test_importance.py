@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from fqvit.models.graph import trace
 from fqvit.models.load import FloatModel
 from fqvit.models.outputs import output_graph
-from fqvit.quant.importance import token_weights
+from fqvit.quant.importance import EQUAL, token_weights
 from tests.factories import MODELS, float_model, images_for
 from tests.factories import one_thread as one_thread
 
@@ -22,17 +23,18 @@ def weights_of(model: FloatModel, outputs: tuple[str, ...], count: int = 6) -> d
 def test_only_the_class_token_counts_in_the_last_block_of_a_class_token_output() -> None:
     weights = weights_of(float_model("vit"), ("class",))
     last = weights["blocks.1.mlp.fc2"]
-    assert last[0] == len(last) and (last[1:] == 0).all()
+    torch.testing.assert_close(last[1:], torch.full_like(last[1:], EQUAL))
+    assert float(last[0]) == pytest.approx(EQUAL + (1 - EQUAL) * len(last))
     keys = weights["blocks.1.attn.qkv"]
-    assert (keys > 0).all()
+    assert (keys > EQUAL).all()
 
 
 def test_patch_tokens_count_if_they_are_an_output() -> None:
     alone, both = (
         weights_of(float_model("vit"), outputs)["blocks.1.mlp.fc2"] for outputs in (("tokens",), ("class", "tokens"))
     )
-    assert alone[0] == 0 and (alone[1:] > 0).all()
-    assert (both > 0).all() and both[0] > both[1:].max()
+    assert alone[0] == EQUAL and (alone[1:] > EQUAL).all()
+    assert (both > EQUAL).all() and both[0] > both[1:].max()
 
 
 def test_weights_have_mean_1_and_the_shape_of_the_positions() -> None:
@@ -41,7 +43,7 @@ def test_weights_have_mean_1_and_the_shape_of_the_positions() -> None:
         weights = token_weights(trace(model.module), model.preprocess, images_for(model.preprocess, 3))
         assert {"patch_embed.proj"} <= weights.keys()
         for each in weights.values():
-            assert each.dtype == torch.float64 and bool((each >= 0).all())
+            assert each.dtype == torch.float64 and bool((each >= EQUAL).all())
             np.testing.assert_allclose(float(each.mean()), 1, rtol=1e-9)
 
 

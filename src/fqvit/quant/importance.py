@@ -3,7 +3,8 @@
 An error at one output of a linear layer changes the outputs of the model by its gradient. The weight of a position is the mean
 square of this gradient over images and channels: in the last block of a model whose output is the class token, only that token
 counts. Every output of the model counts the same, every row of it (such as a patch token) is divided by its norm, and
-gradients are those of random projections of all outputs. Weights of a layer have mean 1.
+gradients are those of random projections of all outputs. Weights of a layer have mean 1 and are at least EQUAL, so that
+statistics over the tokens have enough samples even if only one token of an image counts.
 See also: methods/compensate.py (rounds weights for a small weighted error).
 """
 
@@ -25,6 +26,7 @@ IMAGES = 16  # images whose gradients are computed, evenly spaced
 PROJECTIONS = 2  # random projections per batch
 BATCH = 4
 SEED = 0
+EQUAL = 0.1  # share of the weights that all positions get alike
 
 
 def token_weights(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) -> dict[str, Tensor]:
@@ -51,7 +53,8 @@ def token_weights(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8
                         _project(results, generator), list(outputs.values()), allow_unused=True, retain_graph=True
                     ),
                 )
-    return {name: square / square.mean() for name, square in squares.items() if float(square.mean()) > 0}
+    used = {name: square for name, square in squares.items() if float(square.mean()) > 0}
+    return {name: EQUAL + (1 - EQUAL) * square / square.mean() for name, square in used.items()}
 
 
 def _project(results: Iterable[Tensor], generator: torch.Generator) -> Tensor:
