@@ -67,11 +67,11 @@ constexpr std::uint64_t MAX_PARAMETER_BYTES = std::uint64_t{64} << 20, MAX_EXPAN
 
 bool is_packed(const OpFields& op) {
     const auto* linear = std::get_if<LinearFields>(&op);
-    return linear != nullptr && linear->group != 0;
+    return linear != nullptr && linear->packed();
 }
 
-// Checks that weights_of names an earlier Linear with its own weights, the same group and the same number of inputs.
-// The inputs must be checked here: packed weights of K and, for odd K, of K + 1 inputs have the same shape.
+// Checks that weights_of names an earlier Linear with its own weights, stored alike, for as many inputs.
+// The inputs must be checked here: packed weights of K and of K + 1 inputs can have the same shape.
 void check_owner(const LinearFields& op, const Scope& scope,
                  const std::map<std::string, const LinearFields*>& earlier) {
     if (!op.weights_of.has_value()) return;
@@ -81,6 +81,8 @@ void check_owner(const LinearFields& op, const Scope& scope,
     const LinearFields& owner = *found->second;
     require(owner.group == op.group, "group is ", op.group, ", but '", *op.weights_of, "' (weights_of) has ",
             owner.group);
+    require(owner.width == op.width, "width is ", op.width, ", but '", *op.weights_of, "' (weights_of) has ",
+            owner.width);
     require(scope.codes(owner.x).value.channels() == scope.codes(op.x).value.channels(),
             "reads a different number of channels than '", *op.weights_of, "' (weights_of)");
 }

@@ -151,5 +151,6 @@ const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();  // needs VNNI and CpuFeatures::avx512_vbmi
 const Kernels* kernels_neon();
 const Kernels* kernels_neon_dotprod();
+const Kernels* kernels_simd128();
 
 }  // namespace fqvit

@@ -113,8 +113,8 @@ def _change_ops(rng: random.Random, header: Any, tensors: Tensors) -> None:
         field = rng.choice(list(donor))
         ops[i][field] = donor[field]
     else:
-        ops[i][rng.choice(("alpha", "index", "region", "group", "weights_of", "select", "bits", "out"))] = _word_or_int(
-            rng, ops
+        ops[i][rng.choice(("alpha", "index", "region", "group", "width", "weights_of", "select", "bits", "out"))] = (
+            _word_or_int(rng, ops)
         )
 
 
