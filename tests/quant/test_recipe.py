@@ -40,19 +40,20 @@ def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
     assert [name for name, r in RECIPES.items() if r.log2_attention] == ["fq-vit", "fq-vit-original"]
     assert [name for name, r in RECIPES.items() if r.channels] == OURS
     assert [name for name, r in RECIPES.items() if r.attention == "relative"] == OURS
-    assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["w4", "embedding", "auto"]
+    assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["w4", "auto"]
+    assert [name for name, r in RECIPES.items() if r.rounding == "weighted"] == ["embedding"]
     assert [name for name, r in RECIPES.items() if r.max_loss is not None] == ["auto"]
     assert [name for name, r in RECIPES.items() if r.branches == "codes" or r.last_batch] == ["fq-vit-original"]
     assert [name for name, r in RECIPES.items() if r.logits == "codes" or r.weight_ends == "halves"] == ["fq-vit-original"]
     assert {name: r.shuffle for name, r in RECIPES.items() if r.shuffle is not None} == {"fq-vit-original": 0}
     assert RECIPES["fq-vit-original"].momentum == 0.01 and RECIPES["fq-vit-original"].last_batch
     assert {name: r.position_bits for name, r in RECIPES.items() if r.position_bits != 16} == {"fq-vit-original": 8}
-    new = ("levels", "keys", "scores", "gelu_floor")
+    new = ("levels", "keys", "scores", "values", "gelu_floor")
     assert {
         n: [getattr(r, f) for f in new]
         for n, r in RECIPES.items()
         if n == "embedding" or any(getattr(r, f) != getattr(RECIPES["fq-vit"], f) for f in new)
-    } == {"embedding": ["curve", "leveled", "attended", 0.9]}
+    } == {"embedding": ["curve", "leveled", "attended", "widened", 0.9]}
     assert [name for name, r in RECIPES.items() if r.symmetric] == ["npu", "ptq-vit"]
     assert [name for name, r in RECIPES.items() if r.mult == "short"] == ["npu"] and all(r.zero_code for r in RECIPES.values())
 

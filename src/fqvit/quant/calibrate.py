@@ -43,6 +43,7 @@ from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import table_softmax
+from fqvit.quant.values import widen_values
 from fqvit.quant.weights import check_layers
 from fqvit.system.progress import Progress
 
@@ -137,6 +138,11 @@ class FloatPass:
         parts = [{name: site.parts for name, site in observed.items()} for observed in self.observers]
         found = level_keys(self.graph, self.model.preprocess, parts, images, self.where)
         self.centers = {name: constant + found.get(name, 0.0) for name, constant in self.centers.items()}
+
+    def widen_values(self, images: NDArray[np.uint8]) -> None:
+        """Widen the ranges of V where attention times V gains more than V loses; see values.py. images: uint8 [n, H, W, C]"""
+        parts = [{name: site.parts for name, site in observed.items()} for observed in self.observers]
+        widen_values(self.graph, self.model.preprocess, parts, images, self.where)
 
     def state(self) -> dict[str, Any]:
         sites = [{name: site.state() for name, site in observed.items()} for observed in self.observers]
@@ -237,6 +243,8 @@ def _finish(
     images = sample() if sample_size(recipe) else None
     if images is not None and recipe.keys == "leveled":
         observed.level_keys(images)
+    if images is not None and recipe.values == "widened":
+        observed.widen_values(images)
     calibrations = [
         Calibration(
             each,
@@ -254,7 +262,7 @@ def _finish(
     if recipe.max_loss is not None:
         calibration = auto.choose(model, calibrations[0], calibrations[1], images, progress)
         calibration = narrow.choose(model, calibration, recipe, images, size_of, progress)
-    if recipe.rounding == "compensated" and not calibration.weights:
+    if recipe.rounding in ("compensated", "weighted") and not calibration.weights:
         calibration = compensate(model, calibration, images, progress)
     if recipe.rounding == "bit-split":
         calibration = bit_split(model, calibration, images, progress)

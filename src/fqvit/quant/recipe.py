@@ -46,9 +46,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights per shared exponent, at 4 bits or less; 0: no groups
     layer_bits: dict[str, Bits] = {}  # bits of the weights of single layers, by name or pattern such as "blocks.*.mlp.fc1"
     weight_ends: Literal["codes", "halves"] = "codes"  # max|w| / scale at 8 bits: 127, or 127.5 and saturated
-    # Weights are rounded to nearest; column by column, so that later columns and biases compensate earlier errors
-    # (compensate.py); or bit by bit for the least output error (bitsplit.py).
-    rounding: Literal["nearest", "compensated", "bit-split"] = "nearest"
+    # Weights are rounded to nearest; column by column, so that later columns and biases compensate earlier errors, with all
+    # tokens equal or weighted by their influence on the outputs (compensate.py); or bit by bit for the least output error
+    # (bitsplit.py).
+    rounding: Literal["nearest", "compensated", "weighted", "bit-split"] = "nearest"
     activation_bits: Bits = 8
     attention_bits: Bits = 4
     observer: RangeObserver = "minmax"
@@ -64,6 +65,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keys: Literal["plain", "centered", "leveled"] = "plain"
     # Scores: the range by `observer`, or only the part of it that attention depends on.
     scores: Literal["observed", "attended"] = "observed"
+    # With `channels`: V has the observed ranges, or wider ones where these allow finer codes for attention times V (values.py).
+    values: Literal["observed", "widened"] = "observed"
     zero_code: bool = True  # the last log2 code means 0 rather than 2^-15
     exp: Literal["table", "polynomial", "coarse"] = "table"  # exact; the paper's I-Exp; I-Exp as the paper's code evaluates it
     branches: Literal["accumulator", "codes"] = "accumulator"  # outputs of proj, fc2 and the patch embedding before the sum
@@ -144,10 +147,11 @@ _OURS: dict[str, Any] = {
 # Features are compared with each other directly, so every part of them counts, not just the best class.
 _EMBEDDING: dict[str, Any] = {
     **_OURS,
-    "rounding": "compensated",
+    "rounding": "weighted",
     "levels": "curve",
     "keys": "leveled",
     "scores": "attended",
+    "values": "widened",
     "gelu_floor": 0.9,
 }
 
@@ -240,6 +244,7 @@ def check_detector(recipe: Recipe) -> None:
         ("rounding", recipe.rounding, "nearest"),
         ("intervals", recipe.intervals, "observed"),
         ("keys", recipe.keys, "plain"),
+        ("values", recipe.values, "observed"),
     ):
         if value != only:
             problem = f"recipe {recipe.name}: {field} is {value}, which detectors do not support"

@@ -159,7 +159,7 @@ def _with_bits(recipe: Recipe, bits: Mapping[str, int]) -> Recipe:
 
 def _rounded(model: FloatModel, calibration: Calibration, images: NDArray[np.uint8], progress: Progress | None) -> Weights:
     """Round the weights of all layers by the recipe's method."""
-    if calibration.recipe.rounding == "compensated":
+    if calibration.recipe.rounding in ("compensated", "weighted"):
         return compensate(model, calibration, images, progress).weights
     simulation = Simulation(model, calibration)
     return {node.name: simulation.nearest(node) for node in simulation.graph.nodes if isinstance(node.leaf, layers.Linear)}
