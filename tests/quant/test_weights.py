@@ -136,10 +136,10 @@ def test_groups_need_at_most_4_bits_and_exclude_the_first_and_last_layer(
 ) -> None:
     recipe = Recipe(name="mine", weight_bits=bits, weight_group=group)
     for kind in ("vit", "swin"):
-        leaves = [node.leaf for node in trace(float_model(kind).module).nodes]
-        for leaf in (leaf for leaf in leaves if isinstance(leaf, layers.Linear | layers.Patches)):
-            edge = isinstance(leaf, layers.Patches) or leaf.role == "logits"
-            assert bits_and_group(recipe, leaf) == (edges if edge else blocks), leaf
+        nodes = trace(float_model(kind).module).nodes
+        for node in (node for node in nodes if isinstance(node.leaf, layers.Linear | layers.Patches)):
+            edge = isinstance(node.leaf, layers.Patches) or node.leaf.role == "logits"
+            assert bits_and_group(recipe, node) == (edges if edge else blocks), node.name
 
 
 def test_fits_groups_checks_bits_exponents_and_multiples() -> None:
