@@ -33,6 +33,10 @@ class Measured:
         return f"{self.method} {self.bits}"
 
 
+Comparison = tuple[Sequence[Measured], float | None]  # measured programs of a model, and the float model's top-1
+NOTHING: Comparison = ((), None)
+
+
 def read_rows(path: Path, model: str) -> tuple[list[Measured], float | None]:
     """Read the integer programs of a model, and the float model's top-1, from a CSV file of `fqvit table`."""
     try:
