@@ -3,8 +3,8 @@
     make wasm && npm install --prefix build/npm onnxruntime-web
     .venv/bin/python benchmarks/wasm.py [--rounds 15]
 
-All peers take turns in one run, the modules and onnxruntime-web in one process of node. onnxruntime-web uses its wasm backend with
-SIMD on one thread, on the fp32 model and on a QDQ int8 model made by quantize_static of ONNX Runtime. Writes
+All peers take turns in one run, the modules and onnxruntime-web in one process of node. onnxruntime-web uses its wasm backend
+with SIMD on one thread, on the fp32 model and on a QDQ int8 model made by quantize_static of ONNX Runtime. Writes
 benchmarks/results/wasm.csv: median CPU milliseconds and the ratio to the module with SIMD128.
 """
 

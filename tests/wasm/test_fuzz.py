@@ -1,4 +1,4 @@
-"""Test that the WebAssembly modules accept and reject the same files as the native library. `make fuzz-wasm` judges more files."""
+"""Test that the WebAssembly modules accept and reject the same files as the native library. `make fuzz-wasm` tries more."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def run(test: str, fixtures: Path, **more: str) -> None:
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
-def test_the_npm_package_gives_the_bits_of_python(fixtures: Path) -> None:
+def test_the_npm_package_gives_the_same_bits_as_python(fixtures: Path) -> None:
     run("package.test.mjs", fixtures)
 
 

@@ -254,7 +254,7 @@ ALPHAS = {
 REGIONS = {"a": np.zeros((2, 3), np.uint8), "b": np.zeros((3, 2), np.uint8), "c": np.zeros(4, np.uint8), "d": TWO}
 
 
-def test_zero_points_that_match_no_channels_are_rejected(path: Path) -> None:
+def test_zero_points_and_multipliers_of_a_wrong_type_length_or_range_are_rejected(path: Path) -> None:
     for name, field in (("linear", "y_zero"), ("layernorm", "zero"), ("mean", "zero"), ("add", "y_zero"), ("take", "fill"),
                         ("depthwise", "fill"), ("depthwise", "y_zero")):  # fmt: skip
         for value in (*LISTS, "signed", "far"):
@@ -337,7 +337,7 @@ def test_fields_that_do_not_match_each_other_or_their_inputs_are_rejected(name: 
     assert_rejected(path, name, changes)
 
 
-def test_scores_that_exceed_31_bits_are_rejected(path: Path) -> None:
+def test_i32_outputs_that_exceed_31_bits_are_rejected(path: Path) -> None:
     shifts = {"y.shift": np.ones(5, np.uint8), "y.mult": np.full(5, 2**31 - 1, np.int32)}
     assert_rejected(path, "linear to i32", {}, shifts)
 

@@ -62,7 +62,7 @@ def _check_codes(program: Program, buffer: str) -> None:
 
 
 def _named(graph: QdqGraph, x: str, name: str) -> str:
-    """Give tensor x the name of an output and return it; another name if a tensor of the program has that one."""
+    """Give tensor x the name of an output, with `.output` appended if another tensor has that name; return the name."""
     if x != name:
         taken = {*graph.constants, *(y for node in graph.nodes for y in node.output)}
         while name in taken:
