@@ -159,7 +159,7 @@ def test_fits_groups_checks_bits_exponents_and_multiples() -> None:
     assert not fits([[0, 0, 0], [0, 0, 0]], 4, 2, [[5, 0], [0, 0]])  # an exponent that a file cannot store
 
 
-def test_a_row_of_zeros_has_the_scale_of_the_others_with_groups() -> None:
+def test_with_groups_a_row_of_zeros_has_the_same_scale_as_the_other_rows() -> None:
     found = quantize_linear(np.array([[0.0] * 8, [1.0] * 8]), None, np.ones(1), 4, group=4)
     assert found.scale[0] == pytest.approx(1 / 7 / 16) and not found.w[0].any()
 

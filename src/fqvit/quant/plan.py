@@ -151,7 +151,7 @@ def _plan_output(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
     bits = leaf.bits or rule.bits or recipe.activation_bits
     observer = rule.observer or ("minmax" if bits > 8 else recipe.observer)
     _check_observer(node, observer)
-    # Vectors of length 1 have no larger elements; with wide codes, covering them all costs nothing.
+    # The elements of a vector of length 1 are within -1..1; with wide codes, covering this range costs nothing.
     whole = (-1.0, 1.0) if leaf.symmetric and bits > 8 else None
     symmetric = recipe.symmetric or leaf.symmetric
     return SitePlan(node.name, "range", bits, "output", observer, fixed=rule.range or whole, symmetric=symmetric)  # type: ignore[arg-type]
