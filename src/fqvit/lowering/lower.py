@@ -29,7 +29,7 @@ from fqvit.quant.recipe import Recipe, check_integer
 # Kinds of outputs that hold codes, by their number of axes.
 CODE_KINDS: dict[int, Kind] = {1: "pooled", 2: "tokens", 3: "map"}
 # Recipe fields that did not exist when the first files were written.
-LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals", "levels", "keys", "scores", "gelu_floor")
+LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals", "levels", "keys", "scores", "gelu_floor", "ranges", "gelu")
 
 
 def lower(model: FloatModel, calibration: Calibration) -> Program:

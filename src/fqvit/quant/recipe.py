@@ -46,11 +46,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights per shared exponent, at 4 bits or less; 0: no groups
     weight_ends: Literal["codes", "halves"] = "codes"  # max|w| / scale at 8 bits: 127, or 127.5 and saturated
     # Weights are rounded to nearest; column by column, so that later columns and biases compensate earlier errors
-    # (compensate.py); or bit by bit for the least output error (bitsplit.py).
-    rounding: Literal["nearest", "compensated", "bit-split"] = "nearest"
+    # (compensate.py); so, and then learned segment by segment together with scales and biases (reconstruct.py); or bit by bit
+    # for the least output error (bitsplit.py).
+    rounding: Literal["nearest", "compensated", "reconstructed", "bit-split"] = "nearest"
     activation_bits: Bits = 8
     attention_bits: Bits = 4
     observer: RangeObserver = "minmax"
+    # Ranges by `observer`; or, with compensated rounding, chosen for the least squared error of inputs of matrix products
+    # (ranges.py).
+    ranges: Literal["observed", "least-error"] = "observed"
     residual: Literal["ptf", "tensor"] = "ptf"  # LayerNorm inputs: Power-of-Two Factor, or one scale per tensor
     k: Annotated[int, msgspec.Meta(ge=0, le=8)] = 3
     # Log-Int-Softmax (uniform with more than 4 bits); log2 codes of any width, simulated only; uniform codes; or codes
@@ -71,6 +75,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # With `channels`: no channel of GELU outputs has a smaller range than this quantile of all channels. A neuron that fires
     # rarely may be silent in all calibration images.
     gelu_floor: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    # With `ranges` least-error and fewer than 8 bits: codes of GELU outputs are evenly spaced, with one shift per channel; or
+    # 2^bits of the 256 codes of 8 bits, dense near 0.
+    gelu: Literal["even", "spaced"] = "even"
     # Zero points are the middle code, as in int8 with zero point 0, except for pixels and for sites that are never negative.
     symmetric: bool = False
     mult: Literal["full", "short"] = "full"  # constant multipliers have up to 31 bits, or up to 16
@@ -95,6 +102,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"weight_group {self.weight_group} must be 0 or 8 to 256")
         if self.nonlinear == "float" and self.max_loss is not None:
             raise ValueError("max_loss requires nonlinear integer")
+        if self.ranges == "least-error" and self.rounding not in ("compensated", "reconstructed"):
+            raise ValueError("ranges least-error requires rounding compensated or reconstructed")
+        if self.rounding == "reconstructed" and self.ranges != "least-error":
+            raise ValueError("rounding reconstructed requires ranges least-error")
+        if self.gelu == "spaced" and self.ranges != "least-error":
+            raise ValueError("gelu spaced requires ranges least-error")
         if self.rounding == "bit-split" and (self.nonlinear == "integer" or self.weight_group or self.intervals != "observed"):
             raise ValueError("rounding bit-split requires nonlinear float, weight_group 0 and intervals observed")
         if self.intervals == "similarity" and not (
@@ -144,6 +157,18 @@ _EMBEDDING: dict[str, Any] = {
     "gelu_floor": 0.9,
 }
 
+# With fewer than 8 bits: every method that reduces the error. Scores are read by the softmax only and keep 8 bits.
+_LOW: dict[str, Any] = {
+    "rounding": "compensated",
+    "ranges": "least-error",
+    "gelu": "spaced",
+    "levels": "curve",
+    "keys": "leveled",
+    "scores": "attended",
+}
+_LOW_SITES = {**_OURS["sites"], "scores": SiteRule(bits=8)}
+WEIGHT_GROUP = 16  # of recipes with 4-bit weights
+
 # Hardware with symmetric int8 and 16-bit multipliers. No codes are wider than 8 bits, so the residual stream needs PTF.
 _NPU: dict[str, Any] = {"symmetric": True, "mult": "short"}
 
@@ -151,7 +176,15 @@ RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe(name="fqvit", **_OURS),
-        Recipe(name="w4", weight_bits=4, weight_group=16, rounding="compensated", **_OURS),
+        Recipe(name="w6a6", weight_bits=6, activation_bits=6, **{**_OURS, **_LOW, "sites": _LOW_SITES}),
+        Recipe(name="w4", weight_bits=4, weight_group=WEIGHT_GROUP, rounding="compensated", **_OURS),
+        Recipe(
+            name="w4a4",
+            weight_bits=4,
+            activation_bits=4,
+            weight_group=WEIGHT_GROUP,
+            **{**_OURS, **_LOW, "sites": _LOW_SITES, "rounding": "reconstructed"},
+        ),
         Recipe(name="fast", weight_bits=7, **_OURS),
         Recipe(name="embedding", **_EMBEDDING),
         Recipe(name="npu", attention="relative", channels=True, k=4, **_NPU),
@@ -180,6 +213,8 @@ RECIPES = {
     )
 }
 DEFAULT_RECIPE = "fqvit"
+# Recipes that get the methods of w6a6, w4 and w4a4 if their bits are changed to fewer than 8. Others compare single methods.
+ADAPTED = ("fqvit", "embedding", "w6a6", "w4", "w4a4")
 
 
 def load_recipe(name: str | Path) -> Recipe:
@@ -256,9 +291,23 @@ def with_profile(recipe: Recipe, profile: str) -> Recipe:
 
 
 def with_bits(recipe: Recipe, bits: str) -> Recipe:
-    """Set the weight, activation and attention bits of `recipe`, given as W/A/ATTN, such as "8/8/4"."""
+    """Set the weight, activation and attention bits of `recipe`, given as W/A/ATTN, such as "8/8/4".
+
+    The recipes in ADAPTED also get the methods for fewer than 8 bits where they are needed.
+    """
     match = re.fullmatch(r"([2-8])/([2-8])/([2-8])", bits)
     if match is None:
         raise FqvitError(f"bits {bits!r}: expected W/A/ATTN, each from 2 to 8, such as 8/8/4.")
     weight, activation, attention = map(int, match.groups())
-    return msgspec.structs.replace(recipe, weight_bits=weight, activation_bits=activation, attention_bits=attention)
+    changed = msgspec.structs.replace(recipe, weight_bits=weight, activation_bits=activation, attention_bits=attention)
+    return _with_methods(changed) if min(weight, activation) < 8 and recipe in map(RECIPES.get, ADAPTED) else changed
+
+
+def _with_methods(recipe: Recipe) -> Recipe:
+    """Add the methods that reduce the error of weights or activations with fewer than 8 bits."""
+    group = WEIGHT_GROUP if recipe.weight_bits <= 4 else 0
+    if recipe.activation_bits == 8:
+        return msgspec.structs.replace(recipe, rounding="compensated", weight_group=group)
+    few = recipe.activation_bits <= 4
+    fields = {**_LOW, "rounding": "reconstructed" if few else "compensated"}
+    return msgspec.structs.replace(recipe, weight_group=group, sites={**_LOW_SITES, **recipe.sites}, **fields)

@@ -71,14 +71,13 @@ def depthwise_weights(leaf: general.Depthwise, q: QParams) -> QuantizedLinear:
 def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
     """Return the number of bits of a linear layer's weights, and how many weights share an exponent (0: no groups).
 
-    Groups are for at most 4 bits. With groups the patch embedding and the output layers keep 8 bits: they are small and
-    sensitive.
+    Groups are for at most 4 bits. With groups, and with weights that are not just rounded to nearest, the patch embedding and
+    the output layers keep 8 bits: they are small and sensitive.
     """
-    if recipe.weight_bits > 4 or recipe.weight_group == 0:
-        return recipe.weight_bits, 0
-    if isinstance(leaf, layers.Patches | general.Stem) or leaf.role in ("logits", "deltas", "pooled", "output"):
-        return 8, 0
-    return recipe.weight_bits, recipe.weight_group
+    group = recipe.weight_group if recipe.weight_bits <= 4 else 0
+    keeps_ends = group > 0 or recipe.rounding in ("compensated", "reconstructed")
+    ends = isinstance(leaf, layers.Patches | general.Stem) or leaf.role in ("logits", "deltas", "pooled", "output")
+    return (8, 0) if keeps_ends and ends else (recipe.weight_bits, group)
 
 
 def short_output_scales(recipe: Recipe, leaf: layers.Leaf, q: QParams | None, outputs: int) -> NDArray[np.float64] | None:
@@ -128,10 +127,16 @@ def quantize_linear(
         scale, exponent = _least_error(effective, scale, least, largest, group, importance)
         units = np.exp2(exponent[:, np.arange(weight.shape[1]) // group].astype(np.float64))
     if output_scales is not None:
-        mantissa, power = np.frexp(scale / output_scales)
-        scale = np.ldexp(np.ceil(mantissa * 2**SHORT_BITS * (1 - 1e-12)), power - SHORT_BITS) * output_scales
+        scale = to_short(scale, output_scales)
     w = _codes(effective / (scale[:, None] * units), largest) * units
     return QuantizedLinear(w.astype(np.int8), scale, np.floor(b / scale + 0.5).astype(np.int64), exponent)
+
+
+def to_short(scale: NDArray[np.float64], output_scales: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round scales [O] up so that 16-bit multipliers scale / output_scale are exact."""
+    mantissa, power = np.frexp(scale / output_scales)
+    found: NDArray[np.float64] = np.ldexp(np.ceil(mantissa * 2**SHORT_BITS * (1 - 1e-12)), power - SHORT_BITS) * output_scales
+    return found
 
 
 def fits_groups(found: QuantizedLinear, bits: int, group: int) -> bool:
