@@ -159,7 +159,7 @@ _EMBEDDING: dict[str, Any] = {
 
 # With fewer than 8 bits: every method that reduces the error. Scores are read by the softmax only and keep 8 bits.
 _LOW: dict[str, Any] = {
-    "rounding": "compensated",
+    "rounding": "reconstructed",
     "ranges": "least-error",
     "gelu": "spaced",
     "levels": "curve",
@@ -183,7 +183,7 @@ RECIPES = {
             weight_bits=4,
             activation_bits=4,
             weight_group=WEIGHT_GROUP,
-            **{**_OURS, **_LOW, "sites": _LOW_SITES, "rounding": "reconstructed"},
+            **{**_OURS, **_LOW, "sites": _LOW_SITES},
         ),
         Recipe(name="fast", weight_bits=7, **_OURS),
         Recipe(name="embedding", **_EMBEDDING),
@@ -213,7 +213,7 @@ RECIPES = {
     )
 }
 DEFAULT_RECIPE = "fqvit"
-# Recipes that get the methods of w6a6, w4 and w4a4 if their bits are changed to fewer than 8. Others compare single methods.
+# Recipes that get the methods of w6a6, w4 and w4a4 if their bits are changed to fewer than 8.
 ADAPTED = ("fqvit", "embedding", "w6a6", "w4", "w4a4")
 
 
@@ -291,23 +291,23 @@ def with_profile(recipe: Recipe, profile: str) -> Recipe:
 
 
 def with_bits(recipe: Recipe, bits: str) -> Recipe:
-    """Set the weight, activation and attention bits of `recipe`, given as W/A/ATTN, such as "8/8/4".
-
-    The recipes in ADAPTED also get the methods for fewer than 8 bits where they are needed.
-    """
+    """Set the weight, activation and attention bits of `recipe`, given as W/A/ATTN, such as "8/8/4"."""
     match = re.fullmatch(r"([2-8])/([2-8])/([2-8])", bits)
     if match is None:
         raise FqvitError(f"bits {bits!r}: expected W/A/ATTN, each from 2 to 8, such as 8/8/4.")
     weight, activation, attention = map(int, match.groups())
-    changed = msgspec.structs.replace(recipe, weight_bits=weight, activation_bits=activation, attention_bits=attention)
-    return _with_methods(changed) if min(weight, activation) < 8 and recipe in map(RECIPES.get, ADAPTED) else changed
+    return msgspec.structs.replace(recipe, weight_bits=weight, activation_bits=activation, attention_bits=attention)
 
 
-def _with_methods(recipe: Recipe) -> Recipe:
-    """Add the methods that reduce the error of weights or activations with fewer than 8 bits."""
+def with_methods(recipe: Recipe) -> Recipe:
+    """Add the methods that reduce the error of fewer than 8 bits to a recipe whose bits were changed.
+
+    Only recipes that are built for accuracy get them; the others compare single methods. Detectors do not support them.
+    """
+    if recipe.name not in ADAPTED or min(recipe.weight_bits, recipe.activation_bits) == 8:
+        return recipe
     group = WEIGHT_GROUP if recipe.weight_bits <= 4 else 0
     if recipe.activation_bits == 8:
-        return msgspec.structs.replace(recipe, rounding="compensated", weight_group=group)
-    few = recipe.activation_bits <= 4
-    fields = {**_LOW, "rounding": "reconstructed" if few else "compensated"}
-    return msgspec.structs.replace(recipe, weight_group=group, sites={**_LOW_SITES, **recipe.sites}, **fields)
+        rounding = recipe.rounding if recipe.rounding == "reconstructed" else "compensated"
+        return msgspec.structs.replace(recipe, rounding=rounding, weight_group=group)
+    return msgspec.structs.replace(recipe, weight_group=group, sites={**_LOW_SITES, **recipe.sites}, **_LOW)

@@ -71,9 +71,9 @@ def test_one_scale_for_all_channels_is_searched_too() -> None:
     assert len(after.scale) == 1 and error(x, after) < 0.8 * error(x, before)
 
 
-@pytest.mark.parametrize("bits", [3, 4, 5, 6, 7])
+@pytest.mark.parametrize("bits", [3, 4, 5, 6])
 def test_spaced_codes_of_gelu_are_bytes_with_as_many_values_as_the_bits_allow(bits: int) -> None:
-    x = torch.nn.functional.gelu(heavy_tails(500, 24))
+    x = torch.nn.functional.gelu(2 * torch.randn(500, 24, generator=torch.Generator().manual_seed(0)) - 1)
     even = least_error(site("gelu", bits), x, covering(x, "gelu", bits), torch.ones(24))
     q = least_error(site("gelu", bits), x, covering(x, "gelu", bits), torch.ones(24), spaced=True)
     assert (q.bits, q.width, len(q.grid), len(q.scale)) == (8, bits, 2**bits, 1)
@@ -81,8 +81,14 @@ def test_spaced_codes_of_gelu_are_bytes_with_as_many_values_as_the_bits_allow(bi
     assert int(q.zero[0]) in q.grid  # 0 is exact
     codes = q.encode(x)
     assert set(codes.unique().int().tolist()) <= set(q.grid)
-    if bits > 3:
-        assert error(x, q) < error(x, even)
+    assert error(x, q) < error(x, even)
+
+
+def test_evenly_spaced_codes_of_gelu_are_kept_if_they_have_less_error() -> None:
+    """With 7 bits most of the 256 codes occur, and one scale per channel is worth more than their spacing."""
+    x = torch.nn.functional.gelu(2 * torch.randn(500, 24, generator=torch.Generator().manual_seed(0)) - 1)
+    q = least_error(site("gelu", 7), x, covering(x, "gelu", 7), torch.ones(24), spaced=True)
+    assert (q.bits, q.width, q.grid) == (7, 7, ())
 
 
 def test_codes_of_a_grid_are_the_nearest_ones() -> None:

@@ -37,7 +37,7 @@ def _step(batches: Sequence[Tensor], rows: int) -> int:
 def least_error(site: SitePlan, rows: Tensor, q: QParams, importance: Tensor, spaced: bool = False) -> QParams:
     """Return parameters of the same kind as q with less squared error on rows [R, C].
 
-    importance: [C], the weight of each channel's error   spaced: GELU outputs get unevenly spaced codes
+    importance: [C], the weight of each channel's error   spaced: GELU outputs get unevenly spaced codes if that has less error
     """
     if site.role == "qkv" and len(q.scale) > 3:
         parts, thirds = rows.chunk(3, -1), [q.group(part) for part in range(3)]
@@ -50,10 +50,10 @@ def least_error(site: SitePlan, rows: Tensor, q: QParams, importance: Tensor, sp
         return _symmetric_channels(rows, q)
     if site.role == "context" and len(q.scale) > 1:
         return _common_factor(rows, q, importance)
-    if site.role == "gelu" and spaced:
-        return _spaced_gelu(rows, site.bits, importance)
-    if site.role == "gelu" and len(q.scale) > 1:
-        return _gelu(rows, q, importance, site.k)
+    if site.role == "gelu":
+        even = _gelu(rows, q, importance, site.k) if len(q.scale) > 1 else _one_scale(rows, q)
+        found = [even, _spaced_gelu(rows, site.bits, importance)] if spaced else [even]
+        return min(found, key=lambda each: float(((each.decode(each.encode(rows)) - rows).square() * importance).sum()))
     if len(q.scale) == 1:
         return _one_scale(rows, q)
     return _affine_channels(rows, q)
@@ -104,7 +104,8 @@ def _affine_channels(x: Tensor, q: QParams) -> QParams:
 
 
 def _symmetric_channels(x: Tensor, q: QParams) -> QParams:
-    scale, zero = _search(x, [(q.scale * factor, q.zero) for factor in FACTORS], q.last)
+    scales, zeros = q.channel_scales(x.shape[1]), q.channel_zeros(x.shape[1])
+    scale, zero = _search(x, [(scales * factor, zeros) for factor in FACTORS], q.last)
     return QParams(q.bits, on_grid(np.maximum(scale, scale.max() * NARROWEST)), zero)
 
 
