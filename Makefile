@@ -1,5 +1,5 @@
 # Targets for everybody:   demo, test, check, docs, clean
-# For developers:          lint, bench, detector, library, pythons, oldest
+# For developers:          lint, bench, detector, library, wasm, web, pythons, oldest
 # Robustness:              nightly = nightly-tests, sanitize, fuzz, fuzz-files, faults, soak, mutants, oldest
 # Most targets create .venv and install what they need there, once. pythons and oldest have environments of their own in build/; library
 # needs CMake and a C++ compiler.
@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PARALLEL := -n auto --dist worksteal
 
 .PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-loader fuzz-readers fuzz-files faults soak \
-  mutants pythons oldest oracles library clean
+  mutants pythons oldest oracles library wasm web clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -177,6 +177,27 @@ library:
 	cmake -S native -B build/native $(if $(JSON_INCLUDE),-DFQVIT_JSON_INCLUDE=$(JSON_INCLUDE))
 	cmake --build build/native --parallel
 	cmake --install build/native --prefix build/library
+
+# Build the WebAssembly modules of the engine, build/wasm/fqvit-*.wasm (docs/explanation/webassembly.md), with Zig from PyPI.
+wasm: .venv/.wasm
+	$(BIN)/python native/wasm/build.py -o build/wasm
+
+.venv/.wasm: native/wasm/requirements.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) install -q -r native/wasm/requirements.txt
+	@touch $@
+
+# Build the npm package, web/package/dist, and the page of `fqvit web`, src/fqvit/assets/web/index.html, with the modules of `make wasm`.
+# Needs node 20 or later.
+web: web/node_modules/.package-lock.json .venv/.run | build/wasm/fqvit-simd128.wasm
+	$(BIN)/python scripts/web_assets.py -o build/web
+	cd web && npm run --silent check && npm run --silent build
+
+web/node_modules/.package-lock.json: web/package-lock.json
+	cd web && npm ci --no-audit --no-fund
+
+build/wasm/fqvit-simd128.wasm:
+	$(MAKE) wasm
 
 # Build a wheel for each of PYTHONS and check the golden files with it.
 PYTHONS ?= python3.11 python3.12 python3.13

@@ -7,12 +7,12 @@ graph. Stage quantize also calibrates on two random images with the default reci
 the reference on a third image, bit for bit; `cosine` is the least similarity of an output to float. Stage whole is the same
 with images of the model's own size; in the other stages images are as small as the architecture allows.
 
-Weights are random. Models with more than 100 million parameters are built with two blocks (column blocks), and with --shallow
-all models are. Names of timm that build the same module share one run: column `run` is the name that was built. Two names build
-the same module if all their submodules have the same classes, attributes and tensor shapes.
+Weights are random. Models with more than 100 million parameters are built with two blocks, or one or two per stage (column
+blocks), and with --shallow all models are. Names of timm that build the same module share one run: column `run` is the name
+that was built. Two names build the same module if all their submodules have the same classes, attributes and tensor shapes.
 
 Models that the CSV already has at this stage are left out, so that an interrupted run resumes; --redo runs them again. Without
---shallow, models of up to 100 million parameters that the CSV records with two blocks are run again with all blocks.
+--shallow, models of up to 100 million parameters that the CSV records with fewer blocks are run again with all blocks.
 Every model runs in a process of its own. Needs timm or transformers.
 """
 
@@ -232,7 +232,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--stage", choices=["capture", "quantize", "whole"], default="capture")
     parser.add_argument("--redo", action="store_true", help="also run models that the CSV has already")
     parser.add_argument("--failed", action="store_true", help="run again what failed")
-    parser.add_argument("--shallow", action="store_true", help="build all models with two blocks")
+    parser.add_argument("--shallow", action="store_true", help="build all models with two blocks, or one or two per stage")
     parser.add_argument("--workers", type=int, default=1, help="models at a time")
     parser.add_argument("--timeout", type=float, default=900, help="seconds per model")
     return parser.parse_args()

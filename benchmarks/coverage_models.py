@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 DECLARED: list[torch.library.Library] = []  # a garbage-collected Library unregisters its operators
-MANY = 100  # a model with more millions of parameters is built with two blocks
+MANY = 100  # a model with more millions of parameters is built with two blocks, or one or two per stage
 FAILURES = (TypeError, ValueError, RuntimeError, NotImplementedError, AssertionError, IndexError, AttributeError, KeyError)
 
 # Modules of timm. Of the model names in each list, at least 90 % (TIMM_90) or 60 % (TIMM_60) must quantize and run.
@@ -51,7 +51,7 @@ TIMM_60 += ["efficientformer"]
 
 @dataclass(frozen=True)
 class Built:
-    """A module, its image size, millions of parameters of the whole model, and whether only two blocks were built."""
+    """A module, its image size, millions of parameters of the whole model, and whether it was built with fewer blocks."""
 
     module: nn.Module
     size: tuple[int, int, int]
@@ -110,7 +110,10 @@ def randomised(module: nn.Module) -> nn.Module:
 
 
 def plan(name: str, shallow: bool = False, whole: bool = False) -> Plan:
-    """Find options that build a model of timm. shallow: with two blocks   whole: with its own image size"""
+    """Find options that build a model of timm.
+
+    shallow: with two blocks, or one or two per stage   whole: with its own image size
+    """
     timm = library("timm")
     default = timm.models.get_pretrained_cfg(name).input_size
     full = _skeleton(timm, name, None, {})

@@ -6,7 +6,8 @@
 DATA has weights/dinov2_vits14.safetensors and imagenet/{calib,val}/CLASS/*.jpg with one image per class. A variant is a recipe
 with bits, or a peer, calibrated on one of three disjoint subsets of imagenet/calib. The gallery is all of imagenet/calib, the
 queries are imagenet/val: the nearest neighbour of a query by cosine decides its class (1-shot, 1,000 classes). Agreement is the
-share of queries with the class that the float model finds; the interval is that of the difference in accuracy, image by image.
+share of queries with the class that the float model finds; `difference low` and `difference high` are the 95 % confidence
+interval of the paired difference in accuracy.
 
 Steps are kept in --work (build/embeddings) and not repeated: a killed run continues. Writes results/embeddings.csv from every
 variant that is complete.

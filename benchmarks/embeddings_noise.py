@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/embeddings_noise.py
 
 Reads the float embeddings that embeddings.py keeps in --work; run that first, with 1,000 queries. Every embedding of queries
-and gallery gets its own random direction, of the length that gives the cosine. Prints the mean agreement of five draws.
+and gallery gets its own random vector, whose length sets the cosine (COSINES). Prints the mean agreement of five draws.
 """
 
 from __future__ import annotations

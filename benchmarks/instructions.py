@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="fqvit-run for AArch64, linked statically, with symbols")
     parser.add_argument("model", type=Path, help=".fqvit file")
-    parser.add_argument("--isa", default="", help="instruction set, as of fqvit-run (default: the fastest)")
+    parser.add_argument("--isa", default="", help="instruction set, as for fqvit-run (default: the fastest)")
     parser.add_argument("--cpu", default="max", help="CPU of QEMU, such as cortex-a76 (default: max)")
     parser.add_argument("--images", type=int, default=2, help="repetitions to average (default: 2)")
     parser.add_argument("--functions", action="store_true", help="also list the 25 functions with the most instructions")

@@ -62,7 +62,7 @@ def image_of(model: Any) -> tuple[int, int]:
 def vision(model: Any) -> VisionConfig:
     image, block, c = image_of(model), model.blocks[0], model.embed_dim
     need(is_identity(getattr(model.patch_embed, "norm", None)), "a norm in the patch embedding")
-    need(type(block).__name__ == "Block", f"blocks of another order ({type(block).__name__})")
+    need(type(block).__name__ == "Block", f"blocks with another structure ({type(block).__name__})")
     need(type(block.attn).__name__ == "Attention", f"another attention ({type(block.attn).__name__})")
     need(is_identity(block.attn.q_norm), "norms of q and k")
     need(is_identity(block.attn.norm) and is_identity(block.mlp.norm), "norms inside attention or MLP")

@@ -60,7 +60,7 @@ int main(int count, char** arguments) {
     check(fqvit_model_describe(model, &about, sizeof about));
     check(fqvit_model_input(model, &in, sizeof in));
 
-    /* A run returns all outputs: room for both images in each, and the first embedding among them. */
+    /* A run returns all outputs. Allocate room for both images in each, and find the first embedding. */
     void** ys = allocate(about.outputs * sizeof *ys);
     size_t* sizes = allocate(about.outputs * sizeof *sizes);
     const void* embeddings = NULL;

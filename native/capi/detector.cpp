@@ -3,6 +3,7 @@
 
 #include "capi/handles.h"
 #include "capi/text.h"
+#include "core/memory_size.h"
 #include "image/preprocess.h"
 
 using namespace fqvit;
@@ -80,7 +81,7 @@ Image to_rgb(const fqvit_image& image, std::vector<std::uint8_t>& buffer) {
     const std::int64_t width = image.width, height = image.height, channels = image.channels;
     const std::int64_t stride = image.stride == 0 ? width * channels : static_cast<std::int64_t>(image.stride);
     if (channels == 3) return {image.pixels, {height, width}, stride};
-    buffer.reserve(static_cast<std::size_t>(3 * width * height));
+    buffer.reserve(memory_size(3 * width * height));
     for (std::int64_t y = 0; y < height; ++y) {
         const std::uint8_t* pixel = image.pixels + y * stride;
         for (std::int64_t x = 0; x < width; ++x, pixel += channels) {

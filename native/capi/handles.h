@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <new>
 #include <set>
 #include <string>
 
 #include "core/engine.h"
+#include "core/mutex.h"
 #include "fqvit.h"
 #include "ir/source.h"
 
@@ -64,7 +64,7 @@ public:
     }
 
 private:
-    std::mutex mutex_;
+    Mutex mutex_;
     std::set<const Handle*> live_;
 };
 

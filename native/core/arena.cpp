@@ -11,17 +11,17 @@ ArenaPlan plan_arena(const std::vector<Lifetime>& buffers) {
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::stable_sort(order.begin(), order.end(),
                      [&](std::size_t a, std::size_t b) { return buffers[a].bytes > buffers[b].bytes; });
-    ArenaPlan plan{std::vector<std::size_t>(buffers.size()), 0};
+    ArenaPlan plan{std::vector<std::uint64_t>(buffers.size()), 0};
     for (const std::size_t i : order) {
         const Lifetime& buffer = buffers[i];
-        std::vector<std::pair<std::size_t, std::size_t>> occupied;
+        std::vector<std::pair<std::uint64_t, std::uint64_t>> occupied;
         for (const std::size_t j : placed) {
             const Lifetime& other = buffers[j];
             if (other.first > buffer.last || buffer.first > other.last) continue;
             occupied.emplace_back(plan.offsets[j], plan.offsets[j] + other.bytes);
         }
         std::sort(occupied.begin(), occupied.end());
-        std::size_t offset = 0;
+        std::uint64_t offset = 0;
         for (const auto& [begin, end] : occupied) {
             if (offset + buffer.bytes <= begin) break;
             offset = std::max(offset, end);

@@ -1,20 +1,20 @@
 // The arena planner: places all buffers of one image in one allocation.
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace fqvit {
 
 // The size of a buffer and its lifetime: the index of the op that writes it and of the last op that reads it.
 struct Lifetime {
-    std::size_t bytes;
+    std::uint64_t bytes;
     int first, last;
 };
 
 struct ArenaPlan {
-    std::vector<std::size_t> offsets;  // one per buffer
-    std::size_t bytes;                 // of the whole arena
+    std::vector<std::uint64_t> offsets;  // one per buffer
+    std::uint64_t bytes;                 // of the whole arena
 };
 
 // Greedy by size: places the largest buffer first, each at the lowest offset where it overlaps no buffer that is in use

@@ -13,13 +13,14 @@ std::vector<KernelSet> available_kernels() {
     const CpuFeatures cpu = cpu_features();
     const Kernels* avx2 = cpu.avx2 ? kernels_avx2() : nullptr;
     const KernelSet all[] = {
-        // CPUs before Ice Lake have VNNI, but not VBMI.
+        // Cascade Lake and Cooper Lake have VNNI, but not VBMI.
         {"avx512_vnni", cpu.avx512_vnni ? gemm_avx512_vnni() : nullptr, cpu.avx512_vbmi ? kernels_avx512() : avx2},
         {"avx_vnni", cpu.avx_vnni ? gemm_avx_vnni() : nullptr, avx2},
         {"avx2", cpu.avx2 ? gemm_avx2() : nullptr, avx2},
         {"neon_i8mm", cpu.neon_i8mm && cpu.neon_dotprod ? gemm_neon_i8mm() : nullptr, kernels_neon_dotprod()},
         {"neon_dotprod", cpu.neon_dotprod ? gemm_neon_dotprod() : nullptr, kernels_neon_dotprod()},
         {"neon", cpu.neon ? gemm_neon() : nullptr, kernels_neon()},
+        {"simd128", gemm_simd128(), kernels_simd128()},
         {"scalar", gemm_scalar(), kernels_scalar()},
     };
     std::vector<KernelSet> found;

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <mutex>
 #include <set>
 
 #include "core/aligned.h"
 #include "core/arena.h"
 #include "core/fuse.h"
+#include "core/memory_size.h"
+#include "core/mutex.h"
 #include "core/run_memory.h"
 #include "core/thread_pool.h"
 #include "ops/op.h"
@@ -51,25 +52,26 @@ struct Engine::State {
     std::vector<std::size_t> offsets;  // of buffers, in the arena
     std::vector<std::unique_ptr<Op>> ops;
     std::vector<int> outputs;
-    std::size_t arena_bytes = 0, scratch_bytes = 0, constant_bytes = 0;
+    std::uint64_t arena_bytes = 0;
+    std::size_t scratch_bytes = 0, constant_bytes = 0;
     std::vector<Workspace> workspaces;
     std::vector<std::uint8_t*> scratch;  // one per thread
-    std::mutex mutex;                    // held by every call that changes or runs the engine
+    Mutex mutex;                         // held by every call that changes or runs the engine
 };
 
 namespace {
 
 // Parameters are expanded per op and channel, even if the file stores one number or several ops share a constant. They
 // may take MAX_PARAMETER_BYTES, or MAX_EXPANSION times the bytes stored in the file, whichever is more.
-constexpr std::size_t MAX_PARAMETER_BYTES = std::size_t{64} << 20, MAX_EXPANSION = 20;
+constexpr std::uint64_t MAX_PARAMETER_BYTES = std::uint64_t{64} << 20, MAX_EXPANSION = 20;
 
 bool is_packed(const OpFields& op) {
     const auto* linear = std::get_if<LinearFields>(&op);
-    return linear != nullptr && linear->group != 0;
+    return linear != nullptr && linear->packed();
 }
 
-// Checks that weights_of names an earlier Linear with its own weights, the same group and the same number of inputs.
-// The inputs must be checked here: packed weights of K and, for odd K, of K + 1 inputs have the same shape.
+// Checks that weights_of names an earlier Linear with its own weights, stored alike, for as many inputs.
+// The inputs must be checked here: packed weights of K and of K + 1 inputs can have the same shape.
 void check_owner(const LinearFields& op, const Scope& scope,
                  const std::map<std::string, const LinearFields*>& earlier) {
     if (!op.weights_of.has_value()) return;
@@ -79,6 +81,8 @@ void check_owner(const LinearFields& op, const Scope& scope,
     const LinearFields& owner = *found->second;
     require(owner.group == op.group, "group is ", op.group, ", but '", *op.weights_of, "' (weights_of) has ",
             owner.group);
+    require(owner.width == op.width, "width is ", op.width, ", but '", *op.weights_of, "' (weights_of) has ",
+            owner.width);
     require(scope.codes(owner.x).value.channels() == scope.codes(op.x).value.channels(),
             "reads a different number of channels than '", *op.weights_of, "' (weights_of)");
 }
@@ -117,7 +121,7 @@ void Engine::State::add_ops(const Program& program) {
         for (const char* part : {"w", "exponent"}) packed.insert(std::get<LinearFields>(op).weight_part(part));
     }
     const std::set<std::string> none;
-    const std::size_t stored = program.constants.stored_bytes();
+    const std::uint64_t stored = program.constants.stored_bytes();
     std::map<std::string, const LinearFields*> linears;
     for (const OpFields& fields : program.ops) {
         const std::string& name = output_of(fields);
@@ -184,7 +188,7 @@ void Engine::State::plan() {
     }
     const ArenaPlan arena = plan_arena(buffers);
     offsets.assign(values.values.size(), 0);
-    for (std::size_t i = 0; i < numbers.size(); ++i) offsets[numbers[i]] = arena.offsets[i];
+    for (std::size_t i = 0; i < numbers.size(); ++i) offsets[numbers[i]] = static_cast<std::size_t>(arena.offsets[i]);
     arena_bytes = arena.bytes;
     scratch_bytes = round_up(scratch_bytes + 64, std::size_t{64});
 }
@@ -197,7 +201,7 @@ Engine::State::Workspace& Engine::State::workspace(std::size_t i) {
     if (workspaces.size() <= i) workspaces.resize(i + 1);
     for (std::size_t w = 0; w <= i; ++w) {
         Workspace& own = workspaces[w];
-        std::uint8_t* arena = memory->arena(w, arena_bytes);
+        std::uint8_t* arena = memory->arena(w, memory_size(arena_bytes));
         if (arena == own.arena && !own.frame.empty()) continue;
         own.arena = arena;
         own.frame.resize(values.values.size());
@@ -271,8 +275,8 @@ Engine::Engine(const Program& program, const EngineOptions& options) : state_(st
     if (!s.keep_buffers) fuse(s.ops, s.outputs, s.kernels, options.weights == nullptr);
     s.plan();
     const auto needed = static_cast<std::int64_t>(run_bytes());
-    require(needed <= options.max_run_bytes, "its buffers need ", needed >> 20, " MB per image, at most ",
-            options.max_run_bytes >> 20, " MB are allowed");
+    require(needed <= options.max_run_bytes, "its buffers need ", needed >> 20, " MiB per image, at most ",
+            options.max_run_bytes >> 20, " MiB are allowed");
 }
 
 Engine::~Engine() = default;
@@ -361,8 +365,8 @@ std::int64_t Engine::macs() const {
     return sum;
 }
 int Engine::threads() const { return state_->pool->threads(); }
-std::size_t Engine::arena_bytes() const { return state_->arena_bytes; }
-std::size_t Engine::run_bytes() const { return state_->arena_bytes + state_->scratch_bytes; }
+std::uint64_t Engine::arena_bytes() const { return state_->arena_bytes; }
+std::uint64_t Engine::run_bytes() const { return state_->arena_bytes + state_->scratch_bytes; }
 std::size_t Engine::constant_bytes() const { return state_->constant_bytes + state_->weights->bytes(); }
 
 }  // namespace fqvit

@@ -79,8 +79,8 @@ public:
     const char* instruction_set() const;
     std::int64_t macs() const;  // multiply-accumulates of the matrix products, per image
     int threads() const;
-    std::size_t arena_bytes() const;     // buffers of one image
-    std::size_t run_bytes() const;       // arena and scratch of one image
+    std::uint64_t arena_bytes() const;   // buffers of one image
+    std::uint64_t run_bytes() const;     // arena and scratch of one image
     std::size_t constant_bytes() const;  // packed weights and other constants, shared ones included
 
 private:

@@ -17,15 +17,18 @@ struct HeadSizes {
     static HeadSizes of(const Shape& shape);
 };
 
-// Element d of token t of head h of window w is at offset + w window + h head + t token + d.
+// Strides of an operand, in elements: element d of token t of head h of window w is at
+// offset + w * window + h * head + t * token + d.
 struct HeadLayout {
     std::int64_t offset, window, head, token;
 
     // Of a buffer of shape [..., H, T, D].
     static HeadLayout contiguous(const HeadSizes& sizes);
-    // Of the output of a permute, in the input of that permute. No value if strides cannot describe it.
+    // Returns where the elements of the permute's output lie in its input buffer; no value if strides cannot express
+    // it.
     static std::optional<HeadLayout> before(const Permute& split, const HeadSizes& sizes);
-    // Of the input of a permute, in the output of that permute. No value if strides cannot describe it.
+    // Returns where the elements of the permute's input lie in its output buffer; no value if strides cannot express
+    // it.
     static std::optional<HeadLayout> after(const Permute& join, const HeadSizes& sizes);
 };
 

@@ -55,7 +55,7 @@ private:
 // Checks what the engine does not need: the kinds of the outputs and the sites, against the buffers of the program.
 void check_header(const Header& header, const Engine& engine, const Constants& constants);
 
-// Checks that there is one class name per logit of every output of that kind.
+// Checks that every output of kind logits has one logit per class name.
 void check_classes(const Header& header, const Engine& engine, std::int64_t count);
 
 }  // namespace fqvit

@@ -12,7 +12,8 @@ struct Peak {
 };
 
 // Measures the micro-kernel on one tile whose operands stay in the L1 cache, without packing or epilogue, for about
-// 30 ms. Returns the fastest moment, so that other programs hardly affect it. instruction_set: as in select_kernels.
+// 30 ms. Returns the speed of the fastest short interval, so that other programs hardly affect it. instruction_set: as
+// in select_kernels.
 Peak measure_peak(const std::string& instruction_set);
 
 }  // namespace fqvit

@@ -3,6 +3,10 @@
 // have not noticed the job. Between jobs, workers spin for a moment and then sleep.
 #pragma once
 
+#if defined(__wasm__)
+#include "core/thread_pool_wasm.h"
+#else
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -182,3 +186,5 @@ private:
 };
 
 }  // namespace fqvit
+
+#endif

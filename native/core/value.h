@@ -12,8 +12,9 @@
 
 namespace fqvit {
 
-// Sizes are computed in 64 bits without overflow checks: MAX_OPS buffers of MAX_ELEMENTS need less than 2^63 bytes.
-static_assert(sizeof(std::size_t) >= 8);
+// Sizes are computed in 64 bits without overflow checks: MAX_OPS buffers of MAX_ELEMENTS need less than 2^63 bytes. One
+// buffer of MAX_ELEMENTS has at most 2^31 bytes, which also fits in the std::size_t of WebAssembly; memory_size()
+// checks larger sizes there.
 
 // What is wrong with a program, without a full stop: "<thing>: <found>, expected <what>".
 class BadProgram : public std::runtime_error {

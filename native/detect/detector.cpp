@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <list>
-#include <mutex>
 #include <set>
 
 #include "core/dispatch.h"
+#include "core/memory_size.h"
 #include "core/model.h"
+#include "core/mutex.h"
 #include "detect/exp.h"
 #include "detect/head.h"
 #include "detect/mask.h"
@@ -67,7 +68,7 @@ struct Detector::State {
     std::vector<std::size_t> maps, scores, deltas;  // positions among the pyramid's outputs
     std::vector<Head> boxes, masks;
     std::list<Pyramid> pyramids;  // the most recently used one last
-    std::mutex mutex;             // held by every call that runs the detector
+    Mutex mutex;                  // held by every call that runs the detector
 };
 
 Detector::State::State(std::shared_ptr<Source> source, const DetectorOptions& options)
@@ -121,9 +122,9 @@ Engine& Detector::State::pyramid(ImageSize padded) {
     }
     if (pyramids.size() >= KEPT_SIZES) {
         pyramids.pop_front();
-        std::size_t largest = 0;
+        std::uint64_t largest = 0;
         for (const Pyramid& one : pyramids) largest = std::max(largest, one.engine->arena_bytes());
-        pyramid_memory->trim(largest);  // one large image does not keep its memory forever
+        pyramid_memory->trim(memory_size(largest));  // one large image does not keep its memory forever
     }
     std::unique_ptr<Engine> engine;
     with_remedy([&] {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/memory_size.h"
 #include "detect/batch_program.h"
 
 namespace fqvit {
@@ -75,11 +76,11 @@ void Head::pool_features(const std::vector<LevelMap>& maps, const Box* boxes, st
 void Head::run_some(const std::vector<LevelMap>& maps, const Box* boxes, std::int64_t count) {
     const std::int64_t batches = (count + batch_ - 1) / batch_, rois = batches * batch_;
     // The last batch is padded with zero features, whose outputs are not used.
-    features_.assign(static_cast<std::size_t>(rois * side_ * side_ * channels_), 0);
+    features_.assign(memory_size(rois * side_ * side_ * channels_), 0);
     pool_features(maps, boxes, count);
     std::vector<std::uint8_t*> ys;
     for (std::size_t i = 0; i < outputs_.size(); ++i) {
-        outputs_[i].resize(static_cast<std::size_t>(rois * counts_[i]));
+        outputs_[i].resize(memory_size(rois * counts_[i]));
         ys.push_back(reinterpret_cast<std::uint8_t*>(outputs_[i].data()));
     }
     engine_->run_all(features_.data(), batches, ys);

@@ -1,5 +1,6 @@
 #include "detect/header.h"
 
+#include <algorithm>
 #include <set>
 
 namespace fqvit {
@@ -18,6 +19,10 @@ DetectorHeader read_detector_header(const std::string& json) {
     check_version(document.root());
     DetectorHeader header;
     read_field(document.root(), Where{}, Bounds{}, header);
+    const auto check_part = [&](const Header& part) { check_fields(std::min(header.version, part.version), part); };
+    check_part(header.pyramid);
+    for (const Header& part : header.boxes) check_part(part);
+    for (const Header& part : header.masks) check_part(part);
     return header;
 }
 

@@ -98,7 +98,7 @@ def wide_ops(count: int, largest: int, styles: int) -> dict[str, bytes]:
 
 
 def networks() -> dict[str, bytes]:
-    found = {path.stem: path.read_bytes() for path in sorted((ROOT / "tests" / "golden").glob("*_v1.fqvit"))}
+    found = {path.stem: path.read_bytes() for path in sorted((ROOT / "tests" / "golden").glob("*_v?.fqvit"))}
     for name, low in (("packed", packed()), ("cascade", lowered("cascade of 4conv1fc", "fqvit"))):
         parts = {"pyramid": low.pyramid(32, 64), "box": batched(low.boxes[0], 5), "mask": low.masks[0]}
         found |= {f"detector_{name}_{part}": written(program) for part, program in parts.items()}

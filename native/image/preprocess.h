@@ -11,7 +11,7 @@ enum class Interpolation { bilinear, bicubic };
 
 // Resize the short side to `resize` (antialiased), then center-crop to height x width, padded with 0 if the resized
 // image is smaller. The output has 1 channel (gray) or 3 (RGB). mean, std: one value per channel, for pixels scaled to
-// 0..1; preprocess() does not use them, because the first op of a program includes them. squash: resize to the
+// 0..1; preprocess() does not use them, because the first linear op of a program includes them. squash: resize to the
 // aspect ratio of height x width instead of keeping the image's; the short side becomes `resize` in both cases.
 struct Preprocess {
     std::int64_t height, width, channels, resize;

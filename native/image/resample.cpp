@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/memory_size.h"
+
 namespace fqvit {
 namespace {
 
@@ -102,18 +104,18 @@ void resample(const ImageView& image, Axis columns, Axis rows, PassOrder order, 
     ImageView part = part_of(image, take_inputs(rows), take_inputs(columns));
     std::vector<std::uint8_t> gray, between;
     if (bands == 1 && image.channels != 1) {
-        gray.resize(static_cast<std::size_t>(part.height * part.width));
+        gray.resize(memory_size(part.height * part.width));
         to_gray(part, gray.data());
         part = {gray.data(), part.height, part.width, 1, part.width};
     }
     if (order == PassOrder::horizontal_first) {
         const std::int64_t stride = count_of(columns) * bands;
-        between.resize(static_cast<std::size_t>(part.height * stride));
+        between.resize(memory_size(part.height * stride));
         resize_horizontally(part, columns, between.data(), stride);
         resize_vertically({between.data(), part.height, count_of(columns), bands, stride}, rows, out, out_stride);
     } else {
         const std::int64_t stride = part.width * part.channels;
-        between.resize(static_cast<std::size_t>(count_of(rows) * stride));
+        between.resize(memory_size(count_of(rows) * stride));
         resize_vertically(part, rows, between.data(), stride);
         resize_horizontally({between.data(), count_of(rows), part.width, part.channels, stride}, columns, out,
                             out_stride);

@@ -104,7 +104,7 @@ concept Described = requires { Description<T>::fields(); };
 template <class T>
 concept Named = requires { Names<T>::names; };
 
-// Declared before their definitions, because lists of lists need each other.
+// Declared before their definitions, because the overloads for nested types, such as lists of lists, call each other.
 template <Named T>
 void read_field(Json json, const Where& where, const Bounds& bounds, T& out);
 template <Described T>

@@ -3,11 +3,6 @@
 #include <cmath>
 
 namespace fqvit {
-namespace {
-
-constexpr std::int64_t VERSION = 1;  // the format version that this library reads
-
-}  // namespace
 
 Shape Header::input_shape() const {
     if (input.has_value()) return {input->shape.begin(), input->shape.end()};
@@ -65,9 +60,18 @@ void check_version(Json json) {
     json.for_each_member([&](std::string_view name, Json value) {
         if (name == "version") version = value.str();
     });
-    if (version != std::to_string(VERSION)) {
-        throw BadProgramWithRemedy("format version " + version + ", this fqvit reads " + std::to_string(VERSION) +
-                                   ". Install a newer fqvit, or quantize again");
+    if (version != "1" && version != "2") {
+        throw BadProgramWithRemedy("format version " + version +
+                                   ", this fqvit reads 1 to 2. Install a newer fqvit, or quantize again");
+    }
+}
+
+void check_fields(std::int64_t version, const Header& header) {
+    if (version >= 2) return;
+    for (const OpFields& op : header.ops) {
+        const auto* linear = std::get_if<LinearFields>(&op);
+        require(linear == nullptr || linear->width == 0, "format version ", version,
+                ", but linear ops with a width need 2");
     }
 }
 
@@ -76,6 +80,7 @@ Header read_header(const std::string& json) {
     check_version(document.root());
     Header header;
     read_field(document.root(), Where{}, Bounds{}, header);
+    check_fields(header.version, header);
     return header;
 }
 

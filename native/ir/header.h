@@ -186,6 +186,8 @@ void read_field(Json json, const Where& where, const Bounds& bounds, RawObject& 
 
 // Checks the version of a file's JSON, before anything else of it is read.
 void check_version(Json json);
+// Checks that the ops of a program have no field that this format version lacks.
+void check_fields(std::int64_t version, const Header& header);
 
 // Reads the JSON of a program.
 Header read_header(const std::string& json);

@@ -39,7 +39,10 @@ struct LinearFields {
     Zero y_zero{};
     std::int64_t bits = 8, group = 0;
     OptionalName weights_of{};
+    std::int64_t width = 0;
 
+    // Whether the weights are stored in fewer than 8 bits each.
+    bool packed() const { return group != 0 || width != 0; }
     // The name of a constant of this op; w and exponent may belong to another op.
     std::string weight_part(const char* part) const { return weights_of.value_or(y) + "." + part; }
 };

@@ -47,7 +47,8 @@ struct Description<LinearFields> {
                           optional<&F::y_zero>("y_zero"),
                           optional<&F::bits>("bits"),
                           optional<&F::group>("group"),
-                          optional<&F::weights_of>("weights_of")};
+                          optional<&F::weights_of>("weights_of"),
+                          optional<&F::width>("width")};
     }
 };
 

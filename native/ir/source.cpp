@@ -5,11 +5,14 @@
 #include "ir/source.h"
 
 #include <cstring>
+#if !defined(__wasm__)
 #include <filesystem>
+#endif
 
 namespace fqvit {
 namespace {
 
+#if !defined(__wasm__)
 class FileSource final : public Source {
 public:
     explicit FileSource(const std::string& path) {
@@ -72,6 +75,7 @@ private:
     std::unique_ptr<std::FILE, Close> file_;
     std::uint64_t size_ = 0;
 };
+#endif
 
 class MemorySource final : public Source {
 public:
@@ -89,7 +93,13 @@ private:
 
 }  // namespace
 
-std::shared_ptr<Source> open_file(const std::string& path) { return std::make_shared<FileSource>(path); }
+std::shared_ptr<Source> open_file([[maybe_unused]] const std::string& path) {
+#if defined(__wasm__)
+    throw BadFile("cannot be opened: a WebAssembly module has no files. Load the model from memory");
+#else
+    return std::make_shared<FileSource>(path);
+#endif
+}
 std::shared_ptr<Source> borrow_memory(const void* data, std::size_t size) {
     return std::make_shared<MemorySource>(data, size);
 }

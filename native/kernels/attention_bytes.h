@@ -1,5 +1,5 @@
-// The tables of one attention head by byte, padded to 256 entries, for kernels that look up many distances or codes at
-// a time. Filled once when a model is loaded.
+// The tables of one attention head, with low and high bytes in separate arrays of 256 entries, for kernels that look up
+// many distances or codes at a time. Filled once when a model is loaded.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@ struct AttentionBytes {
     // Weights minus the least one, which is at most 0, as high 2^split + low with low < 2^split: by distance to the
     // largest score (RELATIVE) or by code. If all are below 256, split is 0 and the low bytes are 0.
     alignas(64) std::uint8_t weight_low[256], weight_high[256];
-    // LOG: the same for each split, which depends on the smallest code of the row, so that more rows need one byte
-    // only.
+    // LOG: the same, once per possible split. The split of a row is split_by_code[its smallest code], so that more
+    // rows need only one byte.
     alignas(64) std::uint8_t log_low[9][64], log_high[9][64];
     std::int32_t split_by_code[16];
     std::int32_t split = 0, least_weight = 0,

@@ -67,7 +67,7 @@ struct ElementwiseKernels {
     void (*multiply)(const Product&, const void* a, const void* b, void* y, std::int64_t count);
     // One row of x. table: [period], the cosine in the low half of each entry, the sine in the high half.
     void (*rotary)(const Rotation&, const std::int32_t* table, const void* x, void* y);
-    // rows: 2 pairs addresses.
+    // rows: 2 * taps.pairs pointers, one to the input row of each tap.
     void (*depthwise)(const Taps&, const std::uint8_t* const* rows, std::int32_t* acc);
     // y[c] = max over rows of x[r, c], for `count` channels.
     void (*max)(const Rows&, const void* x, void* y, std::int64_t count);

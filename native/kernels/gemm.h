@@ -65,5 +65,6 @@ const Gemm* gemm_avx512_vnni();
 const Gemm* gemm_neon();
 const Gemm* gemm_neon_dotprod();
 const Gemm* gemm_neon_i8mm();
+const Gemm* gemm_simd128();
 
 }  // namespace fqvit

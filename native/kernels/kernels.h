@@ -122,7 +122,7 @@ struct Attention {
     const std::uint8_t* code_by_distance;
     const std::uint8_t* weight_low;
     const std::uint8_t* weight_high;
-    const AttentionBytes* bytes;  // the tables above by byte
+    const AttentionBytes* bytes;  // `table` and `weight`, padded to 256 entries, low and high bytes apart
     bool sixteen_codes;           // all codes are below 16
     std::int64_t largest_weight;  // of all codes; > 0: each row is divided by the sum of its weights
     std::int32_t v_zero, y_zero, y_last;
@@ -151,5 +151,6 @@ const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();  // needs VNNI and CpuFeatures::avx512_vbmi
 const Kernels* kernels_neon();
 const Kernels* kernels_neon_dotprod();
+const Kernels* kernels_simd128();
 
 }  // namespace fqvit

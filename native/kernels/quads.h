@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/aligned.h"
+#include "core/memory_size.h"
 
 namespace fqvit {
 
@@ -17,7 +18,7 @@ template <int size>
 AlignedVector<std::int8_t> pack_groups(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs,
                                        std::int64_t columns, std::int64_t step) {
     const std::int64_t panel = round_up(inputs, step) * columns;  // bytes
-    AlignedVector<std::int8_t> packed(static_cast<std::size_t>((outputs + columns - 1) / columns * panel));
+    AlignedVector<std::int8_t> packed(memory_size((outputs + columns - 1) / columns * panel));
     for (std::int64_t o = 0; o < outputs; ++o) {
         std::int8_t* to = packed.data() + o / columns * panel + o % columns * size;
         const std::int8_t* from = w + o * inputs;

@@ -1,10 +1,13 @@
 // LayerNorm without exact quotients. Most codes y = (t g + b) >> shift do not depend on the last bits of t; where both
 // bounds of t g + b below give the same code, it is y. Kernels compute other rows again with exact quotients.
 //
+// With the names of Norm (kernels.h), n = C v - M1, d = isqrt(4^j D) and t = round(tau) with tau = 2^(24 + j) n / d.
 // Let n' = floor(n 2^(j - 6)), rho = floor(2^61 / d) or 2^31 - 1 if that is less, and T = floor(n' rho / 2^32). Then
-// t - 2 T is one of -1 .. 4, because with tau = n 2^(24 + j) / d
-//     tau - n' rho / 2^31 is in (-1, 2): less than 1 from rho, because |n'| < 2^31, and less than 1 from the floor in
-//     n' n' rho / 2^31 - 2 T is in [0, 2), and t = round(tau).
+// t - 2 T is one of -1 .. 4, because of two bounds:
+// - tau - n' rho / 2^31 is in (-1, 2): less than 1 comes from rho, because |n'| < 2^31, and less than 1 from the floor
+//   of n'.
+// - n' rho / 2^31 - 2 T is in [0, 2).
+//
 // |n'| < 2^31 because |n| < 64 sqrt(D) and D 4^j < 2^62 (fits_i32). So (t g + b) / 2 is between T g + low and
 // T g + low + 5 |g| / 2 + 1/2 with low = floor((b + min(-g, 4 g)) / 2). All of this holds for g 2^m and b 2^m, too,
 // with a shift that is m larger. m is chosen so that |g 2^m| < 2^30: both bounds, divided by 2^32 and rounded down,
@@ -36,7 +39,7 @@ public:
         if (most >= LIMIT_G || largest >= LIMIT_SUM || shift < 0 || shift > 31) return;
         if (norm.channels > (std::int64_t{1} << shift) / 8) return;
         for (std::int64_t c = 0; c < norm.channels; ++c) {
-            // Each 8 channels in the order 0 2 4 6 1 3 5 7.
+            // b_ holds each 8 channels in the order 0 2 4 6 1 3 5 7, g_ in natural order.
             const std::int64_t of = c / 8 * 8 + (c % 8 < 4 ? c % 8 * 2 : c % 8 * 2 - 7);
             const std::int64_t g = norm.g[of] * (std::int64_t{1} << m), b = norm.b[of] * (std::int64_t{1} << m);
             g_.push_back(static_cast<std::int32_t>(norm.g[c] * (std::int64_t{1} << m)));

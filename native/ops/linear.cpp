@@ -13,31 +13,53 @@ namespace {
 // The length of per-channel arrays is a multiple of this, because vectors read past the last output.
 constexpr std::size_t PADDING = 64;
 
-constexpr int MAX_EXPONENT = 4;  // of 4-bit weights: -8 * 2^4 = -128 is the smallest i8
 constexpr std::int64_t MAX_GROUP = 65536;
+constexpr int EXPONENT_BITS = 4;
 
-int nibble(const std::uint8_t* row, std::int64_t i) { return row[i / 2] >> (i % 2 * 4) & 15; }
+std::int64_t row_bytes(std::int64_t count, int width) { return (count * width + 7) / 8; }
 
-// Unpacks 4-bit weights, two per byte, the even one in the low half: w = code 2^exponent, code in -8..7.
+// Value i of a row of values of `width` bits, at most 8: the first one is in the lowest bits of byte 0.
+int packed_value(const std::uint8_t* row, std::int64_t i, int width) {
+    const std::int64_t byte = i * width / 8;
+    const int bit = static_cast<int>(i * width % 8);
+    const int low = row[byte], high = bit + width > 8 ? row[byte + 1] : 0;
+    return (low | high << 8) >> bit & ((1 << width) - 1);
+}
+
+void require_zero_padding(const std::uint8_t* row, std::int64_t count, int width) {
+    const int used = static_cast<int>(count * width % 8);  // bits of the last byte that hold values; 0: all
+    require(used == 0 || row[row_bytes(count, width) - 1] >> used == 0, "packed weights: a padding bit is not 0");
+}
+
+// Unpacks weights of `width` bits: w = code 2^exponent, code in two's complement; without groups w = code.
 std::vector<std::int8_t> unpack_weights(const LinearFields& fields, std::int64_t inputs, Scope& scope,
                                         std::int64_t& outputs) {
-    const std::int64_t group = in_range(fields.group, 2, MAX_GROUP, "group");
-    const std::int64_t groups = (inputs + group - 1) / group, row = (inputs + 1) / 2, exponent_row = (groups + 1) / 2;
+    const std::int64_t group = fields.group == 0 ? inputs : in_range(fields.group, 2, MAX_GROUP, "group");
+    const int width = fields.width == 0 ? 4 : static_cast<int>(in_range(fields.width, 2, 7, "width"));
+    const int sign = 1 << (width - 1);
+    const std::int64_t groups = (inputs + group - 1) / group;
+    const std::int64_t row = row_bytes(inputs, width), exponent_row = row_bytes(groups, EXPONENT_BITS);
     const Constant codes = scope.constant(fields.weight_part("w"), {DType::u8}, {ANY, row});
     outputs = codes.shape[0];
-    const Constant exponents = scope.constant(fields.weight_part("exponent"), {DType::u8}, {outputs, exponent_row});
+    Constant exponents;
+    if (fields.group != 0) {
+        exponents = scope.constant(fields.weight_part("exponent"), {DType::u8}, {outputs, exponent_row});
+    }
     require(outputs <= MAX_ELEMENTS / inputs, "too many weights: ", outputs, " x ", inputs, ", at most ", MAX_ELEMENTS);
     std::vector<std::int8_t> out(static_cast<std::size_t>(outputs * inputs));
     for (std::int64_t o = 0; o < outputs; ++o) {
         const std::uint8_t* code_row = codes.as<std::uint8_t>() + o * row;
-        const std::uint8_t* shift_row = exponents.as<std::uint8_t>() + o * exponent_row;
-        require(
-            (inputs % 2 == 0 || nibble(code_row, inputs) == 0) && (groups % 2 == 0 || nibble(shift_row, groups) == 0),
-            "4-bit weights: a padding nibble is not 0");
+        require_zero_padding(code_row, inputs, width);
+        const std::uint8_t* shift_row = nullptr;
+        if (fields.group != 0) {
+            shift_row = exponents.as<std::uint8_t>() + o * exponent_row;
+            require_zero_padding(shift_row, groups, EXPONENT_BITS);
+        }
         for (std::int64_t g = 0; g < groups; ++g) {
-            const auto shift = in_range(nibble(shift_row, g), 0, MAX_EXPONENT, "exponent");
+            const int exponent = shift_row == nullptr ? 0 : packed_value(shift_row, g, EXPONENT_BITS);
+            const auto shift = in_range(exponent, 0, 8 - width, "exponent");
             for (std::int64_t k = g * group; k < std::min(inputs, (g + 1) * group); ++k) {
-                const int code = (nibble(code_row, k) ^ 8) - 8;  // two's complement
+                const int code = (packed_value(code_row, k, width) ^ sign) - sign;
                 out[static_cast<std::size_t>(o * inputs + k)] = static_cast<std::int8_t>(code * (1 << shift));
             }
         }
@@ -59,7 +81,7 @@ std::shared_ptr<const LinearWeights> read_weights(const LinearFields& fields, co
     std::vector<std::int8_t> unpacked;
     Constant constant;
     const std::int8_t* w = nullptr;
-    if (fields.group == 0) {
+    if (!fields.packed()) {
         constant = scope.constant(name, {DType::i8}, {ANY, inputs});
         made->outputs = constant.shape[0];
         w = constant.as<std::int8_t>();

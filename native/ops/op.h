@@ -46,7 +46,7 @@ struct ChannelBlocks {
     std::int64_t channels = 0, count = 0;
 };
 
-// Checks an op and prepares it to run. The caller gives the number of the output.
+// Checks an op and prepares it to run. The caller sets `output`, the number of the value that it writes.
 std::unique_ptr<Op> make_op(const OpFields& fields, Scope& scope);
 
 }  // namespace fqvit

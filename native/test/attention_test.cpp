@@ -180,7 +180,7 @@ std::vector<std::uint8_t> expected(const Case& c) {
     return y;
 }
 
-// A shift that scales numbers up to `most` times mult to about 8 bits, and sometimes any shift.
+// A shift that scales numbers up to `most` times mult to about 8 bits, varied by a few bits.
 int draw_shift(Random& random, std::int64_t most, std::int64_t mult) {
     int shift = 1;
     for (std::int64_t reach = most * mult; reach > 200; reach /= 2) ++shift;

@@ -321,7 +321,7 @@ static int run_images(fqvit_model* model, struct times* times, const struct opti
         return fail("%s", fqvit_last_error());
     }
     int result = open_outputs(model, about.outputs, options->output_name, &outputs);
-    /* Written at the end, so that a bad image leaves no part of a file. */
+    /* The output file is written at the end, so that a bad image leaves no partial file. */
     const size_t bytes = result == 0 ? outputs.sizes[outputs.chosen] : 1, images = (size_t)options->image_count;
     const size_t kept = options->output == NULL ? 1 : images;
     uint8_t* input = malloc((size_t)in.bytes);

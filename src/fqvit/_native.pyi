@@ -44,7 +44,7 @@ def preprocess(
     interpolation: str,
     squash: bool = False,
 ) -> NDArray[np.uint8]:
-    """Resize and center-crop a decoded, upright image [h, w, 1, 3 or 4] with the bits of fqvit.Preprocess.apply."""
+    """Resize and center-crop a decoded, upright image [h, w, 1, 3 or 4] with the same bits as fqvit.Preprocess.apply."""
 
 def op_fields() -> str:
     """Return {tag: {field: {"required": bool, "default": value}}} of every op that the engine reads, as JSON, for tests."""

@@ -144,7 +144,7 @@ def test_a_full_disk_keeps_the_finished_parts(tmp_path: Path) -> None:
     assert "No space left on device" in line and "parts are finished and kept" in line
 
 
-def test_two_processes_write_the_file_of_one(tmp_path: Path) -> None:
+def test_two_processes_write_the_same_file_as_one(tmp_path: Path) -> None:
     place = folder_of(tmp_path / "photos", 30)
     fqvit("embed", TOKENS, place, "-o", tmp_path / "one.safetensors")
     words = ["embed", TOKENS, place, "-o", tmp_path / "two.safetensors", "--json"]

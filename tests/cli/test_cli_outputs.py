@@ -1,4 +1,4 @@
-"""Commands on programs with outputs by name."""
+"""Commands on programs with named outputs."""
 
 from __future__ import annotations
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from fqvit.models import embedded
+from fqvit.runtime.native import Engine
 from tests.cli.command_line import assert_rejected, fqvit
 
 
@@ -32,6 +34,21 @@ def test_classify_ranks_five_classes(program: Path, tmp_path: Path) -> None:
     Image.fromarray(embedded.test_images()[0][0, :, :, 0]).save(tmp_path / "image.png")
     (answer,) = fqvit("classify", program, tmp_path / "image.png", "--json").json["results"]
     assert len(answer["top"]) == 5
+
+
+def test_classify_adds_all_logits_as_integers(program: Path, tmp_path: Path) -> None:
+    pixels = embedded.test_images()[0][:1]
+    Image.fromarray(pixels[0, :, :, 0]).save(tmp_path / "image.png")
+    found = fqvit("classify", program, tmp_path / "image.png", "--json", "--logits").json
+    (answer,) = found["results"]
+    engine = Engine(program)
+    assert answer["logits"] == engine.run(pixels)[0].tolist()
+    assert answer["pixels"] == hashlib.sha256(pixels.tobytes()).hexdigest()
+    assert found["fingerprint"] == engine.fingerprint and found["scale"] == engine.header.output.scale
+    assert_rejected(fqvit("classify", program, tmp_path / "image.png", "--logits"), "--logits", "--json")
+    assert_rejected(
+        fqvit("classify", program, "x.png", "--json", "--logits", "--zero-shot", "x.npz"), "--logits", "--zero-shot"
+    )
 
 
 def test_export_writes_c_source(program: Path, tmp_path: Path) -> None:

@@ -97,6 +97,10 @@ def test_labels_are_indices_or_names(tmp_path: Path) -> None:
         labels([0, 3])
     with pytest.raises(FqvitError, match="row 1 has label None"):
         labels([0, None])
+    pack(tmp_path / "mixed" / "a.parquet", {"image": structs([1]), "label": [0]})
+    pack(tmp_path / "mixed" / "b.parquet", {"image": structs([2]), "label": ["cat"]})
+    with pytest.raises(FqvitError, match="row 1 has label 'cat', but row 0 has 0. Use class indices only"):
+        ParquetImages.labelled(tmp_path / "mixed", GREY, 3)
     with pytest.raises(FqvitError, match="no column `label`"):
         ParquetImages.labelled(pack(tmp_path / "y.parquet", {"image": structs([1])}), GREY, 3)
 

@@ -167,7 +167,7 @@ def test_workers_with_different_shards_are_named(tmp_path: Path) -> None:
         together(2, lambda worker: TarShards.unlabelled(tmp_path / str(worker.rank), GREY, worker))
 
 
-def test_commands_accept_shards_and_give_the_fingerprint_of_the_folder(tmp_path: Path) -> None:
+def test_commands_accept_shards_and_give_the_same_fingerprint_as_for_a_folder(tmp_path: Path) -> None:
     from fqvit.models import embedded
 
     pixels, classes = embedded.test_images()

@@ -226,7 +226,7 @@ def move_of(old: str, **fields: Any) -> Change:
 
 
 HOSTILE: dict[str, tuple[Change, str]] = {
-    "a newer version": (set_field("version", value=2), "format version 2"),
+    "a newer version": (set_field("version", value=3), "format version 3"),
     "no version": (without("version"), "format version None"),
     "an unknown field": (set_field("command", value="rm"), "unknown field command"),
     "an unknown setting": (set_field("settings", "more", value=1), "settings: .*unknown field more"),

@@ -115,7 +115,7 @@ def test_the_total_size_of_new_constants_is_bounded(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("grid", "window", "shift"), [((8, 8), 4, 2), ((6, 9), 4, 1), ((7, 3), 3, 2), ((4, 4), 4, 3)])
-def test_positions_attend_to_each_other_unless_the_image_border_is_between(
+def test_positions_attend_to_each_other_unless_the_image_border_is_between_them(
     grid: tuple[int, int], window: int, shift: int
 ) -> None:
     height, width = (-(-side // window) * window for side in grid)

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fqvit.evaluate.inspect import inspect, kind_of
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import CLASSES, Program
+from fqvit.quant.recipe import Recipe
 from tests.cli.command_line import fqvit
+from tests.evaluate.conftest import VIT, make
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -80,8 +83,13 @@ def test_packed_weights_count_half_a_byte_each(grouped: Any, tmp_path: Path) -> 
     assert sum(found.bytes.values()) == found.total == path.stat().st_size
     assert found.overhead == 100 * found.extra / found.weights and found.floats == 0
     text = fqvit("inspect", path).out
-    assert f"{found.weights_by_bits[4]:,} 4-bit codes in groups of 16" in text and "weight exponents" in text
-    assert fqvit("inspect", path, "--json").json["weights_by_bits"] == {"4": found.weights_by_bits[4], "8": plain}
+    assert f"{found.weights_by_bits[4]:,} 4-bit codes" in text and "in groups of 16" in text and "weight exponents" in text
+    shown = fqvit("inspect", path, "--json").json
+    assert shown["weights_by_bits"] == {"4": found.weights_by_bits[4], "8": plain}
+    assert shown["packed_weight_bytes"] == found.weights - plain + found.bytes["weight exponents"]
+    assert shown["weight_bytes"] == shown["packed_weight_bytes"] + plain and shown["bytes"] == path.stat().st_size
+    assert shown["bits_per_weight"] == round(8 * shown["weight_bytes"] / sum(weights.values()), 4)
+    assert f"{found.packed:,} bytes of packed weights" in text and f"{found.bits_per_weight:.2f} bits per weight" in text
 
 
 def test_weights_without_groups_have_8_bits(made: Any, tmp_path: Path) -> None:
@@ -89,7 +97,18 @@ def test_weights_without_groups_have_8_bits(made: Any, tmp_path: Path) -> None:
     made.program.save(path)
     found = inspect(made.program, path)
     assert found.weights_by_bits == {8: found.weights} and found.groups == ()
-    assert f"{found.weights:,} 8-bit codes" in fqvit("inspect", path).out
+    text = fqvit("inspect", path).out
+    assert f"{found.weights:,} 8-bit codes; 8.00 bits per weight" in text and "packed" not in text
+
+
+@pytest.mark.parametrize("bits", [4, 6])
+def test_narrow_weights_without_groups_are_packed(bits: int, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.fqvit"
+    program = make(VIT, Recipe(name="narrow", weight_bits=bits)).program
+    program.save(path)
+    found = inspect(program, path)
+    assert list(found.weights_by_bits) == [bits] and found.groups == () and program.header.version == 2
+    assert found.packed == found.linear == found.weights and bits <= found.bits_per_weight < bits + 0.3  # rows fill bytes
 
 
 def test_the_kind_of_a_constant_follows_from_its_name() -> None:
@@ -104,7 +123,7 @@ def test_the_kind_of_a_constant_follows_from_its_name() -> None:
 def test_the_range_of_a_site_covers_its_decoded_codes() -> None:
     """It is exact for sites with one zero point per Power-of-Two Factor, whose scales already include the factor."""
     kinds = set()
-    for path in sorted(GOLDEN.glob("*_v1.fqvit")):
+    for path in sorted(GOLDEN.glob("*_v?.fqvit")):
         program = Program.load(path)
         for row in inspect(program, path).sites:
             site = program.header.sites[row.site]

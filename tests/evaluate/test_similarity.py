@@ -37,7 +37,7 @@ def test_tiny_vectors_keep_their_cosine() -> None:
     np.testing.assert_allclose(cosines(a * 1e-30, a), 1.0, rtol=1e-12)
 
 
-def test_mean_percentile_and_worst_image_are_of_all_batches() -> None:
+def test_mean_percentile_and_worst_image_cover_all_batches() -> None:
     values = RNG.normal(size=(40, 16)).astype(np.float32)
     found = OutputVectors(EMBEDDING)
     codes = quantized(values)

@@ -52,7 +52,7 @@ def compare_backends(program: Program, images: NDArray[np.uint8], name: str, bui
 
 
 def extended(program: Program) -> Program:
-    """Return the program with more buffers. No op reads three of them: u16 [C], i32 [C] and i32 [T, 2, C / 2]."""
+    """Return the program with more buffers, three of which no op reads: u16 [C], i32 [C] and i32 [T, 2, C / 2]."""
     buffers, constants = program.verify().buffers, dict(program.constants)
     wide = [op.y for op in program.ops if buffers[op.y].dtype == "u16" and len(buffers[op.y].shape) == 2][-1]
     acc = [op.y for op in program.ops if buffers[op.y].dtype == "i32" and len(buffers[op.y].shape) == 2][-1]
@@ -89,7 +89,7 @@ def with_outputs(program: Program, *outputs: Output) -> Program:
 
 
 def with_random_outputs(program: Program, seed: int, most: int = 6) -> Program:
-    """Return the program with up to `most` outputs, each another buffer; about half of them have names.
+    """Return the program with up to `most` outputs, each a different buffer; about half of them have names.
 
     Every fifth seed adds the pixels as one more output.
     """

@@ -25,7 +25,7 @@ from fqvit.runtime.native import Engine
 from fqvit.runtime.reference import run as reference
 from tests.export.compiled import MODEL, STRICT, Builder, outputs_of, sources
 from tests.factories import assert_same, images_for
-from tests.golden.test_golden import FILES
+from tests.golden.test_golden import FILES, NEWER
 from tests.ir.draw import STYLES, Draw
 from tests.ir.test_ops import CASES
 from tests.native.compilers import run, tool
@@ -34,7 +34,7 @@ from tests.runtime.test_networks import lowered
 
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
-@pytest.mark.parametrize("recipe", ["fq-vit", "fqvit", "minmax", "w4"])
+@pytest.mark.parametrize("recipe", ["fq-vit", "fqvit", "minmax", "w4", "fqvit 6/6/4"])
 def test_small_networks_match_the_reference(kind: str, recipe: str, builder: Builder) -> None:
     model, _, program, _ = lowered(kind, recipe)
     images = images_for(model.preprocess, 4, 1)
@@ -48,7 +48,7 @@ def test_features_match_the_reference(features: str, builder: Builder) -> None:
     assert_same(builder.outputs(program, images), reference(program, images).reshape(2, -1), features)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*FILES, *NEWER], ids=lambda path: path.stem)
 def test_golden_programs_give_their_recorded_outputs(path: Path, builder: Builder) -> None:
     expected = np.load(path.with_suffix(".npz"))
     images = expected["images"]

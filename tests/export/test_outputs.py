@@ -35,7 +35,7 @@ from tests.factories import assert_same, float_model, images_for, one_thread  # 
 from tests.native.compilers import run, tool  # noqa: E402
 from tests.runtime.test_networks import lowered  # noqa: E402
 from tests.runtime.test_outputs import made  # noqa: E402
-from tests.runtime.test_outputs import outputs_of as outputs_by_name  # noqa: E402
+from tests.runtime.test_outputs import outputs_of as named_outputs  # noqa: E402
 
 CAPTURED = ("features", "classifier", "hybrid")
 TARGETS = ("ort", "openvino", "tensorrt")
@@ -76,8 +76,8 @@ def test_outputs_of_every_kind_and_type_have_the_same_bits_on_every_backend(
 
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin", "features", "classifier"])
-def test_outputs_by_name_have_the_same_bits_on_every_backend(kind: str, builder: Builder, tmp_path: Path) -> None:
-    model, _, program = made(kind, "fqvit", outputs_by_name(kind))
+def test_named_outputs_have_the_same_bits_on_every_backend(kind: str, builder: Builder, tmp_path: Path) -> None:
+    model, _, program = made(kind, "fqvit", named_outputs(kind))
     compare_backends(program, images_for(model.preprocess, 2, 1), kind, builder, tmp_path)
 
 
@@ -184,8 +184,8 @@ def test_qdq_outputs_are_the_values_of_the_program(kind: str, target: Any) -> No
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin", "features"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_qdq_outputs_by_name_are_the_values_of_the_program(kind: str, target: Any) -> None:
-    model, _, program = made(kind, "fqvit", outputs_by_name(kind))
+def test_qdq_named_outputs_are_the_values_of_the_program(kind: str, target: Any) -> None:
+    model, _, program = made(kind, "fqvit", named_outputs(kind))
     images = images_for(model.preprocess, 4, 1)
     exported, _ = qdq.build(program, target, "log2")
     onnx.checker.check_model(exported, full_check=True)

@@ -1,4 +1,4 @@
-"""Outputs by name of captured families: the blocks, prefix tokens and norms that are found, and the bits of the programs."""
+"""Named outputs of captured families: the blocks, prefix tokens and norms that are found, and the bits of the programs."""
 
 from __future__ import annotations
 

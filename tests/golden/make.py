@@ -1,4 +1,4 @@
-"""Create the golden files: tiny random programs of format version 1, images, and the outputs that they must give forever.
+"""Create the golden files: tiny random programs of every format version, images, and the outputs that they must give forever.
 
     python tests/golden/make.py
 
@@ -30,13 +30,14 @@ from fqvit.ir.ops import Linear, Mean  # noqa: E402
 from fqvit.ir.program import INPUT, Header, Output, Program  # noqa: E402
 from fqvit.lowering.lower import lower  # noqa: E402
 from fqvit.models.config import DetectorConfig, SwinConfig  # noqa: E402
-from fqvit.quant.recipe import load_recipe  # noqa: E402
+from fqvit.quant.recipe import load_recipe, with_bits  # noqa: E402
 from fqvit.runtime.reference import Reference, run  # noqa: E402
 from tests.detect.detectors import SETTINGS  # noqa: E402
 from tests.detect.test_programs import sample_images  # noqa: E402
 from tests.factories import GROUPED, calibration_of, float_model, images_for, model_of  # noqa: E402
 from tests.golden.cosine import cosine  # noqa: E402
 from tests.golden.fraction import fraction  # noqa: E402
+from tests.golden.widths import widths  # noqa: E402
 
 # 5 x 7 tokens in windows of 3, padded, and shifted in the second block: a small file with masks.
 MASKED_SWIN = SwinConfig((10, 14), 2, 1, 4, 8, (2,), (2,), 3, hidden_ratio=2)
@@ -50,6 +51,7 @@ FILES = {
     "grouped_v1": ("vit", GROUPED, None, "logits"),
     "fqvit_v1": ("distilled", "fqvit", None, "logits"),
     "fqvit_swin_v1": (MASKED_SWIN, "fqvit", None, "logits"),
+    "narrow_v2": ("vit", with_bits(load_recipe("fqvit"), "6/6/4"), None, "logits"),
 }
 
 SMALL_SWIN = SwinConfig((64, 64), 4, 3, 0, 4, (1, 1, 1, 1), (1, 1, 2, 2), 2, hidden_ratio=2, fixed_window=True)
@@ -72,7 +74,7 @@ OUTPUTS = {
 
 
 # {file: a function that builds its program by hand}
-BUILT = {"cosine_v1": cosine, "fraction_v1": fraction}
+BUILT = {"cosine_v1": cosine, "fraction_v1": fraction, "widths_v2": widths}
 
 
 def make_built() -> None:

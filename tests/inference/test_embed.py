@@ -153,7 +153,7 @@ def test_a_full_disk_keeps_the_finished_parts(tmp_path: Path, monkeypatch: pytes
     assert embed_file(job_of(place), out).resumed == 20
 
 
-def test_three_workers_write_the_file_of_one(tmp_path: Path) -> None:
+def test_three_workers_write_the_same_file_as_one(tmp_path: Path) -> None:
     place = folder_of(tmp_path / "photos", 47)
     embed_file(job_of(place), tmp_path / "one.safetensors")
 

@@ -1,4 +1,4 @@
-"""fqvit.load: images of every kind give the bits of the engine on preprocessed pixels."""
+"""fqvit.load: images of every kind give the same bits as the engine on preprocessed pixels."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_vector_of_zeros_has_cosine_zero() -> None:
     assert cosines(zeros[0, :1], norms(zeros), norms(zeros)).tolist() == [0]
 
 
-def test_candidates_contain_every_row_that_reaches_the_least_cosine() -> None:
+def test_candidates_contain_every_row_that_reaches_the_required_cosine() -> None:
     rows, query = RANDOM.integers(-255, 256, (5000, 24)), RANDOM.integers(-255, 256, (1, 24))
     rows[:100] = np.repeat(query, 100, 0) + RANDOM.integers(-20, 21, (100, 24))
     gallery, length = norms(rows), norms(query).at(0)

@@ -68,7 +68,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_complete(out: Path, shards: Path) -> None:
-    """Assert that every file is that of a single process, and that nothing else is left."""
+    """Assert that every file equals that of a single process, and that nothing else is left."""
     names = sorted(path.name for path in (shards / "one").iterdir())
     assert sorted(os.listdir(out)) == names
     for name in names:
@@ -101,7 +101,7 @@ def when_embedding(out: Path, act: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_two_nodes_write_the_files_of_one_process(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
+def test_two_nodes_write_the_same_files_as_one_process(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
     words: dict[str, Any] = {"kind": "safetensors", "concurrency": 2}
     done = embed_shards(TOKENS, shards / "tars", tmp_path / "out", **words)
     assert (done.images, done.files, done.kept) == (SHARDS * ROWS, SHARDS, 0)

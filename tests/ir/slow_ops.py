@@ -67,20 +67,24 @@ def lookup(op: Lookup, get: Get) -> Result:
     return fill(x.shape, one)
 
 
-def nibble(packed: np.ndarray[Any, Any], i: int) -> int:
-    return int(packed[i // 2]) // 16 ** (i % 2) % 16
+def packed_value(row: np.ndarray[Any, Any], i: int, width: int) -> int:
+    """Value i of a row, which is one large number whose lowest bits are the first value."""
+    return sum(int(byte) * 256**place for place, byte in enumerate(row)) // 2 ** (i * width) % 2**width
 
 
-def grouped_weights(op: Linear, get: Get, inputs: int) -> list[list[int]]:
-    owner = op.weights_of or op.y
-    codes, exponents = get(f"{owner}.w"), get(f"{owner}.exponent")
-    signed = [[nibble(row, k) - 16 * (nibble(row, k) >= 8) for k in range(inputs)] for row in codes]
-    return [[c * 2 ** nibble(e, k // op.group) for k, c in enumerate(row)] for row, e in zip(signed, exponents, strict=True)]
+def unpacked_weights(op: Linear, get: Get, inputs: int) -> list[list[int]]:
+    owner, width = op.weights_of or op.y, op.width or 4
+    codes = [[packed_value(row, k, width) for k in range(inputs)] for row in get(f"{owner}.w")]
+    signed = [[code - 2**width if code >= 2 ** (width - 1) else code for code in row] for row in codes]
+    if not op.group:
+        return signed
+    powers = [[2 ** packed_value(row, k // op.group, 4) for k in range(inputs)] for row in get(f"{owner}.exponent")]
+    return [[c * p for c, p in zip(*rows, strict=True)] for rows in zip(signed, powers, strict=True)]
 
 
 def linear(op: Linear, get: Get) -> Result:
     x, bias = get(op.x), get(f"{op.y}.bias")
-    w = grouped_weights(op, get, x.shape[-1]) if op.group else get(f"{op.weights_of or op.y}.w")
+    w = unpacked_weights(op, get, x.shape[-1]) if op.group or op.width else get(f"{op.weights_of or op.y}.w")
 
     def value(i: tuple[int, ...]) -> int:
         *row, o = i

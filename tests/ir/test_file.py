@@ -19,6 +19,8 @@ from fqvit.ir.file import DETECTOR, PROGRAM, FileConstants, container, kind_of, 
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import Program
 from fqvit.lowering.lower import lower
+from fqvit.quant.recipe import Recipe
+from fqvit.runtime.native import Engine
 from fqvit.runtime.reference import run
 from tests.factories import GROUPED, MODELS, assert_same, calibration_of, float_model, images_for
 
@@ -51,7 +53,7 @@ def test_4_bit_weights_make_a_smaller_file_with_the_same_bits(kind: str, library
     model = float_model(kind)
     calibration = calibration_of(model, GROUPED)
     program = lower(model, calibration)
-    plain = lower(model, dataclasses.replace(calibration, recipe=msgspec.structs.replace(GROUPED, weight_group=0)))
+    plain = lower(model, dataclasses.replace(calibration, recipe=msgspec.structs.replace(GROUPED, weight_bits=8)))
     for name, made in (("packed", program), ("plain", plain), ("unpacked", program.unpacked())):
         made.save(tmp_path / name)
     loaded = Program.load(tmp_path / "packed")
@@ -66,6 +68,24 @@ def test_4_bit_weights_make_a_smaller_file_with_the_same_bits(kind: str, library
     assert others == {"patch_embed.proj", "head" if kind == "vit" else "head.fc"} and len(packed) > 4
     for name in packed:
         assert 2 * program.constants[f"{name}.w"].nbytes == plain.constants[f"{name}.w"].nbytes
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7])
+def test_weights_without_groups_are_stored_in_their_own_width(bits: int, tmp_path: Path) -> None:
+    model = float_model("vit")
+    calibration = calibration_of(model, Recipe(name="narrow", weight_bits=bits))
+    program = lower(model, calibration)
+    program.save(tmp_path / "narrow.fqvit")
+    loaded = Program.load(tmp_path / "narrow.fqvit")
+    assert loaded.fingerprint() == program.fingerprint()
+    packed = bits <= 6
+    assert loaded.header.version == (2 if packed else 1)
+    for op in (op for op in loaded.ops if isinstance(op, Linear)):
+        w = program.unpacked().constants[f"{op.y}.w"]
+        assert op.width == (bits if packed else 0) and int(np.abs(w).max()) < 2 ** (bits - 1)
+        assert loaded.constants[f"{op.y}.w"].nbytes == len(w) * -(-w.shape[1] * (bits if packed else 8) // 8)
+    images = images_for(model.preprocess, 4, 3)
+    assert_same(Engine(tmp_path / "narrow.fqvit").run(images), run(program, images), "logits")
 
 
 def test_class_names_are_saved(tiny: Program, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul
 from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.kit import DTYPES, kit
 from fqvit.ir.moves import Concat, Permute, Take
-from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
+from fqvit.ir.packing import pack, pack_codes
 from fqvit.ir.program import AnyOp
 from fqvit.ir.value import Scope
 from fqvit.quant.exptable import exp_table
@@ -45,12 +45,15 @@ def lookup(draw: Draw) -> AnyOp:
 def linear(draw: Draw) -> AnyOp:
     inner, outputs = draw.int(1, 9), draw.one(1, 3, 6)
     draw.buffer("x", draw.one((inner,), (3, inner), (2, 3, inner)), draw.one(4, 8, 16))
-    group = draw.one(0, 2, 3, 8)
+    group, width = draw.one(0, 2, 3, 8), draw.one(0, 0, 2, 3, 4, 5, 6, 6, 7)
+    used = width or 4
+    codes = draw.integers(-(2 ** (used - 1)), 2 ** (used - 1) - 1, (outputs, inner), "i8")
     if group:
-        exponent = draw.constant("y.exponent", 0, 4, (outputs, -(-inner // group)), "u8")
-        codes = draw.integers(-8, 7, (outputs, inner), "i8")
+        exponent = draw.constant("y.exponent", 0, 8 - used, (outputs, -(-inner // group)), "u8")
         w = codes << draw.constants[exponent][:, np.arange(inner) // group].astype(np.int8)
-        draw.constants["y.w"], draw.constants[exponent] = pack(w, draw.constants[exponent], group)
+        draw.constants["y.w"], draw.constants[exponent] = pack(w, draw.constants[exponent], group, used)
+    elif width:
+        draw.constants["y.w"] = pack_codes(codes, width)
     else:
         draw.constants["y.w"] = draw.integers(-127, 127, (outputs, inner), "i8")
     draw.constant("y.bias", -(2**20), 2**20, (outputs,), "i32")
@@ -62,7 +65,7 @@ def linear(draw: Draw) -> AnyOp:
     if out == "i32":
         draw.constants["y.shift"] = np.maximum(draw.constants["y.shift"], 31).astype(np.uint8)
     bits = draw.one(3, 8, 12)
-    return Linear(y="y", x="x", out=out, y_zero=draw.zero("z", outputs, bits), bits=bits, group=group)
+    return Linear(y="y", x="x", out=out, y_zero=draw.zero("z", outputs, bits), bits=bits, group=group, width=width)
 
 
 def layernorm(draw: Draw) -> AnyOp:
@@ -310,9 +313,9 @@ def test_every_op_has_a_case_and_a_slow_definition(place: str, known: dict[type,
 def run_with(library: str, op: AnyOp, draw: Draw) -> np.ndarray[Any, Any]:
     with_kit = kit(library)
     constants = draw.constants
-    if isinstance(op, Linear) and op.group:  # as in Program.unpacked
+    if isinstance(op, Linear) and op.packed:  # as in Program.unpacked
         constants = constants | {op.part("w"): op.weights(Scope(draw.values, constants, op.y))}
-        op = msgspec.structs.replace(op, group=0)
+        op = msgspec.structs.replace(op, group=0, width=0)
     arrays = {name: with_kit.asarray(x) for name, x in (constants | draw.buffers).items()}
     return with_kit.numpy(op.run(with_kit, arrays.__getitem__))
 

@@ -14,7 +14,7 @@ from fqvit.errors import FqvitError
 from fqvit.ir.attention import LogSoftmax, MatMul, ShiftMatMul, Softmax
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
-from fqvit.ir.program import Header, Output, Program, Site
+from fqvit.ir.program import Header, Output, Program, Site, version_of
 from fqvit.runtime.reference import Reference
 
 Constants = dict[str, np.ndarray[Any, Any]]
@@ -27,7 +27,7 @@ def program_of(ops: list[Any], constants: Constants, output: str | None = None, 
     tokens = Permute(y="x", x="pixels", view=(T, C), perm=(0, 1))
     whole = (tokens, *ops)
     header = Header(
-        version=1,
+        version=version_of(whole),
         model="test",
         preprocess=preprocess,
         ops=whole,

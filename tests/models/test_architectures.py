@@ -55,7 +55,7 @@ def test_tags_decide_the_preprocessing() -> None:
     ("name", "reason"),
     [
         ("vit_small_patch16_rope_ape_224", "rotary positions"),
-        ("vit_base_patch16_rpn_224", "blocks of another order"),
+        ("vit_base_patch16_rpn_224", "blocks with another structure"),
         ("eva02_tiny_patch14_224", "rotary positions"),
         ("nest_tiny", "another architecture (nest)"),
     ],

@@ -167,7 +167,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind, output", REFUSED)
-def test_an_output_that_the_model_does_not_have_is_refused_with_those_that_it_has(kind: str, output: str) -> None:
+def test_an_output_that_the_model_does_not_have_is_refused_with_the_reason(kind: str, output: str) -> None:
     model = model_of(kind)
     with pytest.raises(FqvitError, match=f"^output {output}: .*{REFUSED[kind, output]}"):
         resolve_outputs(model.module, size_of(model), output)

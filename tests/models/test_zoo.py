@@ -72,7 +72,7 @@ def test_other_widths_of_timm_are_resolved(name: str, timm: object) -> None:
     [
         ("vit_base_patch0_224", "not a name that fqvit knows"),
         ("vit_base_patch16_rope_224", "rotary positions .*Build it with timm and pass the module"),
-        ("vit_base_patch16_rpn_224", "blocks of another order"),
+        ("vit_base_patch16_rpn_224", "blocks with another structure"),
         ("vit_base_patch16_clip_224", "not a ViT, DeiT or Swin classifier"),
     ],
 )

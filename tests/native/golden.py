@@ -9,7 +9,7 @@ import numpy as np
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 # The first one must be a classifier of pixels.
-NAMES = ["tiny_v1", *sorted({path.stem for path in GOLDEN.glob("*_v1.npz")} - {"tiny_v1"})]
+NAMES = ["tiny_v1", *sorted({path.stem for path in GOLDEN.glob("*_v?.npz")} - {"tiny_v1"})]
 
 
 def write_golden(folder: Path) -> None:

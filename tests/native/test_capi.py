@@ -120,7 +120,7 @@ def check_outputs(expected: Program, model: Model) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((GOLDEN / "outputs").glob("*.fqvit")), ids=lambda path: path.stem)
-def test_outputs_by_name_have_the_golden_bits(api: Api, path: Path) -> None:
+def test_named_outputs_have_the_golden_bits(api: Api, path: Path) -> None:
     expected, model = np.load(path.with_suffix(".npz")), Model(api, path)
     check_outputs(Program.load(path), model)
     for i, found in enumerate(model.run_all(expected["images"])):

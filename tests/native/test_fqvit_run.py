@@ -1,4 +1,4 @@
-"""The command fqvit-run gives the classes and integers of Python, and one line for every mistake."""
+"""The command fqvit-run gives the same classes and integers as the Python package, and one line for every mistake."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_simd_kernels_compute_with_integers_only(source: str, x86_compiler: Comp
 
 
 def neon_float_instructions(listing: str) -> set[str]:
-    """Return the instructions of AArch64 that compute with floats: all that begin with f, except moves, and conversions."""
+    """Return the AArch64 instructions that compute with floats: conversions, bfloat16 products, and f* except fmov*."""
     names = set(re.findall(r"^ +[0-9a-f]+:\t(\w+)", listing, re.MULTILINE))
     assert names
     return {name for name in names if re.fullmatch(r"f(?!mov)\w+|[su]cvtf|bf\w*(dot|mla|mmla)\w*|bfcvt\w*", name)}

@@ -79,7 +79,7 @@ def test_any_size_equals_pillow(
         (1, 700, 32, 32),
         (700, 1, 32, 32),
         (30, 41, 20, 64),  # padded on all sides
-        (31, 90, 20, 63),  # padded above and below, cropped left and right
+        (31, 100, 20, 63),  # padded above and below, cropped left and right
         (90, 31, 500, 384),
         (3000, 2000, 5, 3),
     ],
@@ -97,9 +97,9 @@ def test_typical_and_extreme_sizes_equal_pillow(height: int, width: int, resize:
     [
         (1, 100_000, 224, (224, 200)),
         (100_000, 1, 224, (200, 224)),
-        (3, 60_001, 300, (64, 400)),  # padded
+        (3, 60_001, 300, (64, 400)),
         (70_001, 7, 256, (224, 224)),
-        (1, 1 << 22, 31, (224, 100)),
+        (1, 1 << 22, 31, (224, 100)),  # padded above and below
         (500, 600, 4500, (100, 5400)),  # vertical pass first, although the image is not tall
         (4100, 4200, 4100, (100, 8000)),  # unchanged, but above the limit
     ],

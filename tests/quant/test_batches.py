@@ -11,7 +11,7 @@ IMAGES = images_for(float_model("vit").preprocess, 20, 4)
 SHAPE = IMAGES.shape[1:]
 
 
-def test_shuffling_permutes_all_images_by_their_number_and_the_seed() -> None:
+def test_the_shuffled_order_depends_only_on_the_number_of_images_and_the_seed() -> None:
     def order(seed: int, parts: list[int], size: int = 6) -> list[int]:
         found = list(shuffle_batches(np.split(IMAGES, parts), size, seed))
         assert [len(batch) for batch in found] == [6, 6, 6, 2]

@@ -81,7 +81,7 @@ def test_a_layer_without_bias_gets_one() -> None:
     assert leaf.bias.tolist() == [0.0] * 24 + [-0.5] * 24 + [0.0] * 24
 
 
-def test_constants_of_another_model_are_rejected() -> None:
+def test_centers_of_another_model_are_rejected() -> None:
     graph = trace(float_model("vit").module)
     with pytest.raises(FqvitError, match="blocks.0.attn.proj: calibrated with centered keys"):
         center(graph, {"blocks.0.attn.proj": np.zeros(24)})
@@ -121,7 +121,7 @@ def test_compare_measures_the_sites_of_centered_keys() -> None:
         assert noise[name].alone_db is not None and noise[name].alone_db > 25, noise[name]
 
 
-def test_other_recipes_have_no_constants() -> None:
+def test_other_recipes_have_no_centers() -> None:
     model = float_model("vit")
     calibration = calibrate(model, [images_for(model.preprocess, 2)], RECIPES["fqvit"])
     assert not calibration.centers and "centers" not in calibration.to_json()

@@ -19,7 +19,7 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.ir.attention import Attend, RowCodes
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Linear
-from fqvit.ir.program import INPUT, AnyOp, CodeInput, Header, Output, Program
+from fqvit.ir.program import INPUT, AnyOp, CodeInput, Header, Output, Program, version_of
 from fqvit.ir.value import Scope, Value
 from fqvit.runtime.native import Engine
 from tests.factories import assert_same, buffers_of
@@ -59,7 +59,7 @@ def program_of(ops: tuple[Any, ...], constants: dict[str, Any], image: tuple[int
     flat = Permute(y="flat", x=ops[-1].y, view=(math.prod(last.shape),), perm=(0,))
     channels = image[2]
     header = Header(
-        version=1,
+        version=version_of(ops),
         model="test",
         preprocess=Preprocess(*image, 1, "bicubic", (0.5,) * channels, (0.5,) * channels),  # type: ignore[arg-type]
         ops=(*ops, flat),

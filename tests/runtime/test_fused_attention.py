@@ -1,4 +1,4 @@
-"""The engine fuses attention in every form that it claims to support, with the bits of the reference.
+"""The engine fuses attention in every form that it claims to support, with the same bits as the reference.
 
 See also: test_engine_ops.py (compares the random cases of wide_attention.py with the reference).
 """

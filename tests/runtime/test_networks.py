@@ -28,6 +28,7 @@ from tests.factories import GROUPED, MODELS, assert_same, buffers_of, calibratio
 NAMED = {
     "grouped": GROUPED,
     "fqvit 8/8/8": with_bits(load_recipe("fqvit"), "8/8/8"),
+    "fqvit 6/6/4": with_bits(load_recipe("fqvit"), "6/6/4"),
     # With a maximum loss of 0, auto raises every site that it can.
     "auto": msgspec.structs.replace(load_recipe("auto"), max_loss=0.0),
 }

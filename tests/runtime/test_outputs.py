@@ -1,4 +1,4 @@
-"""Programs with outputs by name: the same bits in every runtime, values close to the float model's, and exact sign bits.
+"""Programs with named outputs: the same bits in every runtime, values close to the float model's, and exact sign bits.
 
 See also: tests/export/test_outputs.py.
 """
@@ -129,7 +129,7 @@ def test_normalised_vectors_have_length_1(kind: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["fqvit", "fq-vit", "w4", "fq-vit-original"])
 @pytest.mark.parametrize("kind", ["vit", "padded swin", "classifier"])
-def test_other_outputs_do_not_change_the_bits_of_one(kind: str, recipe: str) -> None:
+def test_the_bits_of_an_output_do_not_depend_on_the_other_outputs(kind: str, recipe: str) -> None:
     model, _, program = made(kind, recipe, ("logits", *OUTPUTS))
     images = images_for(model.preprocess, 4, 3)
     found = Reference(program).run_all(images)

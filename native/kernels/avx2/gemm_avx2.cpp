@@ -39,6 +39,7 @@ constexpr int QUAD = ROWS * CELL;   // bytes of one quad of all rows
 constexpr int K_BLOCK = 192;        // quads; their cells fit in the L1 cache and their offsets in u16
 constexpr int LIMIT = 128;          // 255 * 128 < 2^15
 constexpr int MAX_CANDIDATES = 40;  // partners tried per quad
+constexpr int PREFETCH = 1024;      // bytes of weights that are loaded ahead of their use
 static_assert(ROWS * COLUMNS <= MAX_TILE && K_BLOCK * QUAD <= 65536);
 
 constexpr int PAIRINGS = 4;
@@ -85,40 +86,35 @@ FQVIT_INLINE void add_single(__m256i& acc, const std::uint8_t* a, __m256i wa, __
         : [a] "r"(a), [o] "i"(CELL * r), [wa] "x"(wa), [ones] "x"(ones), "m"(asm_input<CELL * r + 4>(a)));
 }
 
-// The micro-kernel for K-blocks k_block..end. accumulate: start from the values in `out` instead of 0.
+// The micro-kernel. accumulate: start from the values in `out` instead of 0.
 template <int... r>
-FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const KBlock* k_block, const KBlock* end,
-                                const std::uint8_t* block, const std::uint16_t* offsets, const std::int8_t* weights,
-                                bool accumulate, std::int32_t* out) {
+FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const KBlock& k_block, const std::uint8_t* block,
+                                const std::uint16_t* o, const std::int8_t* w, bool accumulate, std::int32_t* out) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i acc[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
     if (accumulate) ((acc[r] = load(out + COLUMNS * r)), ...);
-    for (; k_block != end; ++k_block, block += K_BLOCK * QUAD) {
-        const std::uint16_t* o = offsets + k_block->offsets;
-        const std::int8_t* w = weights + k_block->weights;
-        for (std::uint32_t i = k_block->doubles; i > 0; --i, o += 2, w += 64) {
-            const std::uint8_t *a = block + o[0], *b = block + o[1];
-            const __m256i wa = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
-            const __m256i wb = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + 32));
-            (add_double<r>(acc[r], a, b, wa, wb, ones), ...);
-        }
-        for (std::uint32_t i = k_block->singles; i > 0; --i, ++o, w += 32) {
-            const __m256i wa = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
-            (add_single<r>(acc[r], block + o[0], wa, ones), ...);
-        }
+    for (std::uint32_t i = k_block.doubles; i > 0; --i, o += 2, w += 64) {
+        const std::uint8_t *a = block + o[0], *b = block + o[1];
+        const __m256i wa = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
+        const __m256i wb = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + 32));
+        _mm_prefetch(reinterpret_cast<const char*>(w) + PREFETCH, _MM_HINT_T0);
+        (add_double<r>(acc[r], a, b, wa, wb, ones), ...);
+    }
+    for (std::uint32_t i = k_block.singles; i > 0; --i, ++o, w += 32) {
+        const __m256i wa = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
+        (add_single<r>(acc[r], block + o[0], wa, ones), ...);
     }
     (_mm256_store_si256(reinterpret_cast<__m256i*>(out + COLUMNS * r), acc[r]), ...);
 }
 
 template <int rows>
-FQVIT_AVX2 void multiply_tile(const KBlock* k_block, const KBlock* end, const std::uint8_t* block,
-                              const std::uint16_t* offsets, const std::int8_t* weights, bool accumulate,
-                              std::int32_t* out) {
-    multiply_rows(std::make_integer_sequence<int, rows>(), k_block, end, block, offsets, weights, accumulate, out);
+FQVIT_AVX2 void multiply_tile(const KBlock& k_block, const std::uint8_t* block, const std::uint16_t* offsets,
+                              const std::int8_t* weights, bool accumulate, std::int32_t* out) {
+    multiply_rows(std::make_integer_sequence<int, rows>(), k_block, block, offsets, weights, accumulate, out);
 }
 
-using MicroKernel = void (*)(const KBlock*, const KBlock*, const std::uint8_t*, const std::uint16_t*,
-                             const std::int8_t*, bool, std::int32_t*);
+using MicroKernel = void (*)(const KBlock&, const std::uint8_t*, const std::uint16_t*, const std::int8_t*, bool,
+                             std::int32_t*);
 constexpr MicroKernel BY_ROWS[ROWS + 1] = {nullptr,          multiply_tile<1>, multiply_tile<2>,  multiply_tile<3>,
                                            multiply_tile<4>, multiply_tile<5>, multiply_tile<6>,  multiply_tile<7>,
                                            multiply_tile<8>, multiply_tile<9>, multiply_tile<10>, multiply_tile<11>};
@@ -208,8 +204,10 @@ public:
         k_blocks_ = static_cast<std::size_t>((quads + K_BLOCK - 1) / K_BLOCK);
         // An eighth more than the weights, for quads that are split.
         weights_.reserve(static_cast<std::size_t>((outputs + COLUMNS - 1) / COLUMNS * COLUMNS * quads * 4 * 9 / 8));
-        for (std::int64_t first = 0; first < outputs; first += COLUMNS) {
-            for (std::int64_t quad = 0; quad < quads; quad += K_BLOCK) {
+        panels_ = static_cast<std::size_t>((outputs + COLUMNS - 1) / COLUMNS);
+        // In the order in which a product reads them.
+        for (std::int64_t quad = 0; quad < quads; quad += K_BLOCK) {
+            for (std::int64_t first = 0; first < outputs; first += COLUMNS) {
                 pack_k_block(w, outputs, first, quad, static_cast<int>(std::min<std::int64_t>(K_BLOCK, quads - quad)));
             }
         }
@@ -219,17 +217,16 @@ public:
     }
 
     void multiply(std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const override {
-        const KBlock* first = list_.data() + static_cast<std::size_t>(panel) * k_blocks_;
-        BY_ROWS[rows](first, first + k_blocks_, block, offsets_.data(), weights_.data(), false, acc);
+        for (int k_block = 0; k_block < k_blocks(); ++k_block) multiply_k_block(k_block, panel, block, rows, acc);
     }
 
     int k_blocks() const override { return static_cast<int>(k_blocks_); }
 
     void multiply_k_block(int k_block, std::int64_t panel, const std::uint8_t* block, int rows,
                           std::int32_t* acc) const override {
-        const KBlock* one = list_.data() + static_cast<std::size_t>(panel) * k_blocks_ + k_block;
-        BY_ROWS[rows](one, one + 1, block + std::int64_t{k_block} * K_BLOCK * QUAD, offsets_.data(), weights_.data(),
-                      k_block > 0, acc);
+        const KBlock& one = list_[static_cast<std::size_t>(k_block) * panels_ + static_cast<std::size_t>(panel)];
+        BY_ROWS[rows](one, block + std::int64_t{k_block} * K_BLOCK * QUAD, offsets_.data() + one.offsets,
+                      weights_.data() + one.weights, k_block > 0, acc);
     }
 
     std::size_t bytes() const override {
@@ -308,8 +305,8 @@ private:
     }
 
     std::int64_t inputs_;
-    std::size_t k_blocks_;      // per panel
-    std::vector<KBlock> list_;  // [panels][k_blocks_]
+    std::size_t k_blocks_, panels_;
+    std::vector<KBlock> list_;  // [k_blocks_][panels_]
     std::vector<std::uint16_t> offsets_;
     AlignedVector<std::int8_t> weights_;
     // Used while packing.
@@ -334,21 +331,26 @@ public:
     FQVIT_AVX2 void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                               std::uint8_t* block) const override {
         const __m128i cells = _mm_setr_epi8(0, 2, 1, 3, 0, 1, 2, 3, 4, 6, 5, 7, 4, 5, 6, 7);
-        for (int r = 0; r < count; ++r) {
-            const std::uint8_t* row = x + r * stride;
-            std::uint8_t* out = block + r * CELL;
-            std::int64_t k = 0;
-            for (; k + 8 <= inputs; k += 8, out += 2 * QUAD) {
-                const __m128i both =
-                    _mm_shuffle_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + k)), cells);
-                _mm_storel_epi64(reinterpret_cast<__m128i*>(out), both);
-                store_upper(out + QUAD, both);
-            }
-            for (; k < inputs; k += 4, out += QUAD) {
-                std::uint8_t quad[8] = {};
-                std::memcpy(quad, row + k, static_cast<std::size_t>(std::min<std::int64_t>(4, inputs - k)));
-                const __m128i cell = _mm_shuffle_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(quad)), cells);
-                _mm_storel_epi64(reinterpret_cast<__m128i*>(out), cell);
+        // By K-block, so that the cells of all rows stay in the L1 cache.
+        for (std::int64_t first = 0; first < inputs; first += K_BLOCK * 4) {
+            const std::int64_t end = std::min<std::int64_t>(inputs, first + K_BLOCK * 4);
+            for (int r = 0; r < count; ++r) {
+                const std::uint8_t* row = x + r * stride;
+                std::uint8_t* out = block + first / 4 * QUAD + r * CELL;
+                std::int64_t k = first;
+                for (; k + 8 <= end; k += 8, out += 2 * QUAD) {
+                    const __m128i both =
+                        _mm_shuffle_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + k)), cells);
+                    _mm_storel_epi64(reinterpret_cast<__m128i*>(out), both);
+                    store_upper(out + QUAD, both);
+                }
+                for (; k < end; k += 4, out += QUAD) {
+                    std::uint8_t quad[8] = {};
+                    std::memcpy(quad, row + k, static_cast<std::size_t>(std::min<std::int64_t>(4, end - k)));
+                    const __m128i cell =
+                        _mm_shuffle_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(quad)), cells);
+                    _mm_storel_epi64(reinterpret_cast<__m128i*>(out), cell);
+                }
             }
         }
     }

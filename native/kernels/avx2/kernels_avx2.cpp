@@ -18,17 +18,24 @@ namespace {
 using namespace avx2;
 
 constexpr int LANES = 8;
+constexpr int MAX_ROWS = 16;  // whose indices are looked up together
 
-// Stores tables[entry] of 8 channels. Scalar loads are no slower than a gather here.
-FQVIT_INLINE void store_looked_up(const Epilogue& e, __m256i entries, void* y, std::int64_t at) {
-    alignas(32) std::uint32_t entry[LANES];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(entry), entries);
-    if (e.wide) {
-        const auto* tables = static_cast<const std::uint16_t*>(e.tables);
-        for (int i = 0; i < LANES; ++i) static_cast<std::uint16_t*>(y)[at + i] = tables[entry[i]];
-    } else {
-        const auto* tables = static_cast<const std::uint8_t*>(e.tables);
-        for (int i = 0; i < LANES; ++i) static_cast<std::uint8_t*>(y)[at + i] = tables[entry[i]];
+// Stores tables[entry] of 8 channels per row. Scalar loads are faster than a gather here, and one store of 8 bytes is
+// faster than 8 stores.
+FQVIT_INLINE void store_looked_up(const std::uint8_t* tables, const std::uint32_t* entry, int rows, std::uint8_t* y,
+                                  std::int64_t stride) {
+    for (int r = 0; r < rows; ++r, entry += LANES, y += stride) {
+        __m128i v = _mm_cvtsi32_si128(tables[entry[0]]);
+        v = _mm_insert_epi8(v, tables[entry[1]], 1), v = _mm_insert_epi8(v, tables[entry[2]], 2);
+        v = _mm_insert_epi8(v, tables[entry[3]], 3), v = _mm_insert_epi8(v, tables[entry[4]], 4);
+        v = _mm_insert_epi8(v, tables[entry[5]], 5), v = _mm_insert_epi8(v, tables[entry[6]], 6);
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(y), _mm_insert_epi8(v, tables[entry[7]], 7));
+    }
+}
+FQVIT_INLINE void store_looked_up(const std::uint16_t* tables, const std::uint32_t* entry, int rows, std::uint16_t* y,
+                                  std::int64_t stride) {
+    for (int r = 0; r < rows; ++r, entry += LANES, y += stride) {
+        for (int i = 0; i < LANES; ++i) y[i] = tables[entry[i]];
     }
 }
 
@@ -66,10 +73,22 @@ FQVIT_AVX2 void epilogue_requantize(const Epilogue& e, const Tile& tile, const s
     if (e.kind == Epilogue::LOOKUP) {
         const __m256i zero = _mm256_setzero_si256(), last = _mm256_set1_epi32(q.last);
         const __m256i starts = load(e.starts + channel);
-        for (; r < rows; ++r, at += stride) {
-            const __m256i code =
-                _mm256_min_epi32(_mm256_max_epi32(requantize_high(load(acc + r * columns)), zero), last);
-            store_looked_up(e, _mm256_add_epi32(code, starts), y, at);
+        // All rows first, so that no load waits for the store of its index.
+        alignas(32) std::uint32_t entry[MAX_ROWS * LANES];
+        for (; r < rows; r += MAX_ROWS, at += MAX_ROWS * stride) {
+            const int count = rows - r < MAX_ROWS ? rows - r : MAX_ROWS;
+            for (int i = 0; i < count; ++i) {
+                const __m256i code =
+                    _mm256_min_epi32(_mm256_max_epi32(requantize_high(load(acc + (r + i) * columns)), zero), last);
+                store(entry + i * LANES, _mm256_add_epi32(code, starts));
+            }
+            if (e.wide) {
+                store_looked_up(static_cast<const std::uint16_t*>(e.tables), entry, count,
+                                static_cast<std::uint16_t*>(y) + at, stride);
+            } else {
+                store_looked_up(static_cast<const std::uint8_t*>(e.tables), entry, count,
+                                static_cast<std::uint8_t*>(y) + at, stride);
+            }
         }
         return;
     }

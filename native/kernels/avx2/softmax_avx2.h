@@ -45,7 +45,9 @@ class CodeWeights {
 public:
     FQVIT_AVX2 explicit CodeWeights(const Attention& head) : head_(head) {
         low_ = broadcast(head.weight_low), high_ = broadcast(head.weight_high);
-        if (head.kind == Attention::RELATIVE) set_codes(head.code_by_distance, head.table_length);
+        if (head.kind != Attention::RELATIVE) return;
+        set_codes(head.code_by_distance, head.table_length);
+        find_steps(head.code_by_distance);
     }
 
     // by_distance: the codes of all distances, of which those from `length` on have the same code.
@@ -53,6 +55,29 @@ public:
         length_ = std::min<std::int64_t>(length, 256);
         tables_ = static_cast<int>((length_ + 15) / 16);
         for (int i = 0; i < tables_; ++i) codes_[i] = broadcast(by_distance + 16 * i);
+        steps_ = 0;
+    }
+
+    // Prepares look_up_steps if codes never decrease with the distance and increase slowly enough that this is faster.
+    FQVIT_AVX2 void find_steps(const std::uint8_t* by_distance) {
+        constexpr int MAX_STEPS = 6;
+        alignas(16) std::uint8_t first[16] = {}, before[MAX_STEPS][16];
+        int steps = 1;
+        for (std::int64_t block = 0; block < tables_; ++block) {
+            const std::uint8_t* codes = by_distance + 16 * block;
+            const auto size = std::min<std::int64_t>(16, length_ - 16 * block);
+            if (!std::is_sorted(codes, codes + size) || codes[size - 1] - codes[0] > MAX_STEPS) return;
+            first[block] = codes[0];
+            steps = std::max(steps, codes[size - 1] - codes[0]);
+            for (int step = 0; step < MAX_STEPS; ++step) {
+                const auto* end = std::upper_bound(codes, codes + size, codes[0] + step);
+                before[step][block] = static_cast<std::uint8_t>(end == codes + size ? 16 : end - codes - 1);
+            }
+        }
+        if (4 + 3 * steps >= 4 * tables_) return;
+        steps_ = steps;
+        codes_[0] = broadcast(first);
+        for (int step = 0; step < steps; ++step) codes_[1 + step] = broadcast(before[step]);
     }
 
     // Returns the sum of the stored weights.
@@ -65,7 +90,7 @@ public:
         __m256i sum = _mm256_setzero_si256();
         for (std::int64_t t = 0; t < tokens; t += 32) {
             const __m256i distance = _mm256_min_epu8(_mm256_sub_epi8(tops, load(row + t)), last);
-            const __m256i code = look_up(distance);
+            const __m256i code = steps_ > 0 ? look_up_steps(distance) : look_up(distance);
             __m256i attended = _mm256_set1_epi8(-1);
             if (region != nullptr) attended = _mm256_cmpeq_epi8(load(region + t), query_regions);
             if (t + 32 > tokens) attended = _mm256_and_si256(attended, first_bytes(tokens - t));
@@ -116,9 +141,21 @@ private:
         return code;
     }
 
+    // The code of distance 16 i + j is the first one of block i, plus the number of steps before j.
+    FQVIT_INLINE __m256i look_up_steps(__m256i distance) const {
+        const __m256i low_bits = _mm256_set1_epi8(15);
+        const __m256i block = _mm256_and_si256(_mm256_srli_epi16(distance, 4), low_bits);
+        const __m256i within = _mm256_and_si256(distance, low_bits);
+        __m256i code = _mm256_shuffle_epi8(codes_[0], block);
+        for (int i = 1; i <= steps_; ++i) {
+            code = _mm256_sub_epi8(code, _mm256_cmpgt_epi8(within, _mm256_shuffle_epi8(codes_[i], block)));
+        }
+        return code;
+    }
+
     const Attention& head_;
     std::int64_t length_ = 1;
-    int tables_ = 0;
+    int tables_ = 0, steps_ = 0;
     __m256i codes_[16], low_, high_;
 };
 

@@ -283,7 +283,7 @@ FQVIT_AVX512 void attention(const Attention& head, const std::uint8_t* q, const 
     const std::int64_t bias_stride = round_up(head.tokens, 16);
     const std::int64_t key_quads = (head.width + 15) / 16 * 4, value_quads = (head.tokens + 3) / 4;
     for (std::int64_t first = 0; first < head.queries;) {
-        // A rest of 2 to 5 rows is computed together with the rows before it, which get the same codes again.
+        // A remainder of 2 to 5 rows is computed together with the rows before it, which get the same codes again.
         const std::int64_t left = head.queries - first;
         const int rows = left == 1 || head.queries < ROWS ? 1 : ROWS;
         if (rows > left) first = head.queries - rows;

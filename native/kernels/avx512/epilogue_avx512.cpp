@@ -22,8 +22,8 @@ struct Columns {
     }
 };
 
-// count: channels that exist. vector_half is padded to a multiple of 8 channels; 8 of them hold the even ones, then the
-// odd ones.
+// count: channels that exist. vector_half is padded to a multiple of 8 channels; within each group of 8, the even
+// channels precede the odd ones.
 FQVIT_INLINE Columns load_columns(const Requantization& q, std::int64_t channel, std::int64_t count) {
     const std::uint16_t mask = first_16(count > 0 ? count : 0);
     const Vector low = load_i64(q.vector_half + channel, count > 0 ? 0xff : 0);

@@ -1,6 +1,6 @@
 // Epilogues with NEON, 8 channels at a time, and the tables of NEON kernels. kernels.h has the formulas.
 //
-// Exact because products are 64 bits wide or their high half is (RequantizeHigh), and the ops prove that every sum fits
+// Exact because products keep all 64 bits or their exact high half (RequantizeHigh), and the ops prove that sums fit
 // in 63 bits. The last channels are computed by a vector that overlaps the one before it, which is safe because y never
 // shares memory with an input.
 #include "kernels/kernels.h"

@@ -112,7 +112,7 @@ std::int64_t look_up_weights(const ScoreRow& row, std::uint8_t top, const std::u
     return static_cast<std::int64_t>(vaddlvq_u32(low_sum) + 256 * vaddlvq_u32(high_sum));
 }
 
-// Returns the sum of the entries by the distances of the attended tokens. table: 64 `blocks` bytes
+// Returns the sum of table[distance] over the attended tokens. table: 64 `blocks` bytes
 template <int blocks>
 std::int64_t look_up_sum(const ScoreRow& row, std::uint8_t top, const std::uint8_t* table) {
     const ByteTable<blocks> entries(table);
@@ -160,7 +160,7 @@ public:
             } else {
                 find_uniform_codes(sum, farthest);
             }
-            // Larger distances than the last of the table have its last code.
+            // Distances beyond the end of the table get the code of its last entry.
             for (std::int64_t d = last_ + 1; farthest == last_ && d < 64 * blocks_; ++d) codes_[d] = codes_[last_];
         }
         static constexpr decltype(&look_up_weights<1>) BY_BLOCKS[] = {look_up_weights<1>, look_up_weights<2>,

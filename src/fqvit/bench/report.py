@@ -43,7 +43,10 @@ def clock(threads: int, coarse: bool = COARSE) -> str:
 
 
 def rows(timings: Sequence[Timing], found: Measured | None = None) -> list[Row]:
-    """Return the rows of one setting. Ratios are relative to the first one. found: has the peak and the size of programs"""
+    """Return the rows of one setting. Ratios are relative to the first one.
+
+    found: has the peak of the CPU and the multiply-accumulates per image of each program; without it, peak_share is None
+    """
     first = timings[0]
     return [
         Row(

@@ -215,12 +215,15 @@ def classify(
     ],
     zero_shot: ZeroShot = None,
     output: OneOutput = None,
+    logits: Annotated[
+        bool, typer.Option("--logits", help="With --json: add all logits as integers, to compare with other runtimes.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show the five best classes of each image."""
     from fqvit.cli.commands import classify as classify_command
 
-    classify_command.run(file, images, zero_shot, output, as_json)
+    classify_command.run(file, images, zero_shot, output, logits, as_json)
 
 
 command("embed")(embeddings.embed)
@@ -348,6 +351,29 @@ def export(
     options: dict[str, object] = {"target": target, "attention": attention, "image": image, "prefix": prefix}
     given = {name: value for name, value in options.items() if value is not None}
     export_command.run(file, to.value, out, given, as_json)
+
+
+@command("web")
+def web(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE.fqvit]", help="Program or detector. Default: the embedded model.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Output folder. Default: named after FILE, in the current folder."),
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the page to browsers on this machine until Ctrl-C, and open it.")
+    ] = False,
+    port: Annotated[int, typer.Option(metavar="N", help="With --serve: port on 127.0.0.1. 0: any free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="With --serve: open the page in a browser.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Write a web page that runs a program in the browser, or serve it on this machine."""
+    from fqvit.cli.commands import web as web_command
+
+    web_command.run(file, out, serve, port, browser, as_json)
 
 
 command("table")(study.table)

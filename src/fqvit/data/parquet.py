@@ -272,11 +272,12 @@ def _labels(place: Path, files: Sequence[ParquetFile], classes: Sequence[str] | 
         for batch in opened.iter_batches(4096, columns=[column], use_threads=False):
             labels += batch.column(0).to_pylist()
         opened.close()
-    wrong = next((row for row, label in enumerate(labels) if not isinstance(label, int | str) or isinstance(label, bool)), None)
-    if wrong is not None or len({type(label) for label in labels}) > 1:
-        raise FqvitError(
-            f"{place}: row {wrong or 0} has label {labels[wrong or 0]!r}, expected class indices or names throughout."
-        )
+    for row, label in enumerate(labels):
+        if type(label) not in (int, str):
+            raise FqvitError(f"{place}: row {row} has label {label!r}, expected a class index or a class name.")
+        if type(label) is not type(labels[0]):
+            problem = f"row {row} has label {label!r}, but row 0 has {labels[0]!r}"
+            raise FqvitError(f"{place}: {problem}. Use class indices only or class names only.")
     if isinstance(labels[0], str):
         indices = class_indices(str(place), sorted(set(labels)), classes, ids, "label")
         return [indices[label] for label in labels]

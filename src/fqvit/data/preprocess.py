@@ -2,8 +2,8 @@
 
 Equal to timm's evaluation transform on PIL images (with `squash`, to its crop mode of that name and to the image processors of
 transformers that resize to a height and a width), except that the EXIF orientation is applied. The result is uint8: the float
-model normalizes it with `mean` and `std`, the integer program has both folded into its first op. Images with an unknown value
-range (32-bit and float samples) are rejected. A saved program contains its model's Preprocess. See also: images.py.
+model normalizes it with `mean` and `std`, the integer program has both folded into its first linear op. Images with an unknown
+value range (32-bit and float samples) are rejected. A saved program contains its model's Preprocess. See also: images.py.
 """
 
 from __future__ import annotations

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fqvit.detect.program import VERSION, DetectorHeader, DetectorProgram
+from fqvit.detect.program import DetectorHeader, DetectorProgram
 from fqvit.errors import FqvitError
 from fqvit.ir.file import DETECTOR, FileConstants, check_fingerprint, decoded, read_metadata, write_container
 from fqvit.ir.program import Header, Program
 from fqvit.ir.value import DAMAGED, Constant
-
-READABLE = (VERSION,)  # format versions that load accepts: every released one
 
 
 def save(detector: DetectorProgram, path: Path) -> None:
@@ -26,13 +24,16 @@ def save(detector: DetectorProgram, path: Path) -> None:
 def load(path: Path) -> DetectorProgram:
     """Load and verify a detector. The arrays are copies: the file may be replaced afterwards."""
     metadata = read_metadata(path, DETECTOR)
-    header = decoded(path, metadata[DETECTOR], DetectorHeader, READABLE)
+    header = decoded(path, metadata[DETECTOR], DetectorHeader)
     with FileConstants(path) as found:
         constants = dict(found.items())
     check_fingerprint(path, metadata, DETECTOR, constants)
     try:
         detector = _assemble(header, constants)
         detector.verify()
+        if header.version < detector.header.version:
+            problem = f"format version {header.version}, but linear ops with a width need {detector.header.version}"
+            raise FqvitError(f"{problem}. {DAMAGED}")
     except FqvitError as error:
         raise FqvitError(f"{path}: {error}") from None
     return detector

@@ -133,7 +133,7 @@ def padding(s: DetectSettings) -> tuple[int, int, int]:
 
 
 def pad_pixels(pixels: Pixels, s: DetectSettings) -> Pixels:
-    """Pad with the colour of `padding`. Integer programs normalise in their first op, so pixels are padded before that."""
+    """Pad with the colour of `padding`. Integer programs normalise in their first linear op, so pixels are padded before."""
     return pad_with(pixels, padding(s))
 
 

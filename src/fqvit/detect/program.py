@@ -23,15 +23,13 @@ from fqvit.detect.images import FLOAT_RULE, Input, ResizeRule, prepare
 from fqvit.detect.resize import resized
 from fqvit.detect.settings import DetectSettings
 from fqvit.errors import FqvitError
-from fqvit.ir.program import Header, Program, Verified, fingerprint, plain_header
+from fqvit.ir.program import Header, Program, Verified, fingerprint, plain_header, version_of
 from fqvit.ir.value import DAMAGED, Constant, Value
 
 if TYPE_CHECKING:
     from fqvit.detect.fixed.detector import Backend, IntegerDetector
     from fqvit.detect.lower import LoweredDetector
     from fqvit.detect.model.detector import FloatDetector
-
-VERSION = 1
 
 
 class DetectorHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,7 +90,7 @@ class DetectorProgram:
     def header(self) -> DetectorHeader:
         """The content of the file's JSON."""
         return DetectorHeader(
-            version=VERSION,
+            version=max(version_of(part.ops) for _, part in self.parts()),
             model=self.model,
             source=self.source,
             settings=self.settings,

@@ -87,7 +87,8 @@ class Inspection:
 
     bytes: {kind of constant: bytes in the file}
     floats: number of float constants, float buffers and floats in fields of ops; must be 0
-    weights_by_bits: {8 or 4: number of weights stored in that many bits}   groups: group sizes of 4-bit weights
+    weights_by_bits: {bits: number of weights stored in that many bits}   groups: group sizes of packed weights
+    linear, packed: bytes of the weights of all linear ops and of the packed ones, with their exponents
     """
 
     ops: list[OpRow]
@@ -97,6 +98,8 @@ class Inspection:
     floats: int
     weights_by_bits: dict[int, int]
     groups: tuple[int, ...]
+    linear: int
+    packed: int
 
     @property
     def op_kinds(self) -> dict[str, int]:
@@ -104,8 +107,13 @@ class Inspection:
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights as stored: half a byte per 4-bit code, exponents not included."""
+        """Bytes of the weights as stored, exponents not included."""
         return self.bytes.get("weights", 0)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Mean stored bits per weight of the linear ops, including exponents."""
+        return 8 * self.linear / max(sum(self.weights_by_bits.values()), 1)
 
     @property
     def total(self) -> int:
@@ -163,6 +171,8 @@ def _inspect(program: Program, text: int) -> Inspection:
         floats=_floats(program, buffers.values()),
         weights_by_bits=_weights_by_bits(program, buffers),
         groups=tuple(sorted({op.group for op in program.ops if isinstance(op, Linear) and op.group})),
+        linear=_weight_bytes(program, (False, True)),
+        packed=_weight_bytes(program, (True,)),
     )
 
 
@@ -173,11 +183,19 @@ def kind_of(constant: str) -> str:
 
 
 def _weights_by_bits(program: Program, buffers: Mapping[str, Value]) -> dict[int, int]:
+    """Count the stored weights of linear ops. Ops that use the weights of another op store none."""
     found: Counter[int] = Counter()
     for op in program.ops:
-        if isinstance(op, Linear):
-            found[4 if op.group else 8] += buffers[op.x].channels * buffers[op.y].channels
+        if isinstance(op, Linear) and op.weights_of is None:
+            found[op.weight_bits] += buffers[op.x].channels * buffers[op.y].channels
     return dict(sorted(found.items()))
+
+
+def _weight_bytes(program: Program, packed: tuple[bool, ...]) -> int:
+    """Return the bytes of the weights and exponents of linear ops. packed: which ones to count"""
+    linears = [op for op in program.ops if isinstance(op, Linear) and op.packed in packed]
+    names = {op.part("w") for op in linears} | {op.part("exponent") for op in linears if op.group}
+    return sum(program.constants[name].nbytes for name in names)
 
 
 def _op_row(op: AnyOp, value: Value) -> OpRow:

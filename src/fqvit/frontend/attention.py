@@ -1,4 +1,7 @@
-"""Handlers of matrix products of two activations, and of the softmax between them."""
+"""Handlers of matrix products of two activations, and of the softmax between them.
+
+The text of a NotImplementedError continues the name of the op, which read.py puts in front.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 Each axis has a matrix of weights, which torch itself computes from unit vectors: y = A_h x A_w^T per channel. Positions with
 the same weights share the taps of one depthwise step: each distinct list of weights has its own taps, and a position leaves the
 taps of the other lists empty. An average over the valid neighbours of a 3x3 window, for example, has 9 taps of 1/9, 6 of 1/6
-and 4 of 1/4. If there are too many distinct lists, there is one linear layer over the positions of each axis.
+and 4 of 1/4. If all lists together have more than MAX_TAPS taps, two linear layers replace the
+depthwise step, one over the positions of each axis.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def upsample_nearest2d(reader: Reader, x: View, size: Any, *factors: Any) -> Vie
 
 
 def _interpolation(operator: Any) -> Callable[..., View]:
-    """Return the handler of an interpolation: size, align_corners, factors of both axes, as a list or as two numbers."""
+    """Return the handler of an interpolation op. factors: the scale factors of both axes, as one list or as two numbers"""
 
     def handler(reader: Reader, x: View, size: Sequence[int] | None, align_corners: bool, *factors: Any) -> View:
         if len(factors) == 1 and not isinstance(factors[0], float):

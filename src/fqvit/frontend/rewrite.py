@@ -24,7 +24,7 @@ from fqvit.frontend.fold import (
 
 
 def prune(draft: Draft) -> None:
-    """Remove steps from views that no element of the view refers to."""
+    """Remove from each view the steps that none of its elements refers to."""
     for step in draft.steps():
         step.inputs = [pruned(view) for view in step.inputs]
     draft.outputs = [pruned(view) for view in draft.outputs]

@@ -120,7 +120,7 @@ def _finish(job: Job, out: Path, folder: PartsFolder, done: Done) -> None:
 
 def _compute(job: Job, folder: PartsFolder, numbers: Sequence[int], done: Done, progress: Progress | None) -> None:
     """Compute and store these parts."""
-    started: deque[tuple[int, bool]] = deque()  # part, and whether the batch is its last, of each batch that is being read
+    started: deque[tuple[int, bool]] = deque()  # per batch being read: its part, and whether it is the last one of that part
 
     def ranges() -> Iterator[range]:
         for number in numbers:

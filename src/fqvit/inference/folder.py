@@ -1,7 +1,7 @@
 """Embed tar or Parquet files into a folder: one output file per input file, in any order and on any number of workers.
 
-A file that is complete for the same images, program and outputs is kept, so the share of an interrupted run or of a lost worker
-is done again without computing anything twice. A folder of images is cut into pieces of PIECE images.
+A file that is complete for the same images, program and outputs is kept, so a new run after an interruption or the loss of a
+worker computes only what is missing. A folder of images is cut into pieces of PIECE images.
 See also: embed.py (one file).
 """
 

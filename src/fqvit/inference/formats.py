@@ -83,7 +83,7 @@ def write_npy(path: Path, text: str, columns: Sequence[Column], count: int, part
             for number, name in enumerate(name for rows in parts for name in rows.names):
                 described.write((",\n" if number else "\n") + json.dumps(name, ensure_ascii=False))
             described.write("]}\n")
-        beside.unlink(missing_ok=True)  # a .npy file without its .json file is rejected; one with another's would be wrong
+        beside.unlink(missing_ok=True)  # a .npy file without a .json file is rejected; with an old one, names would be wrong
 
 
 def read_npy(path: Path) -> Content:
@@ -110,7 +110,7 @@ def write_safetensors(path: Path, text: str, columns: Sequence[Column], count: i
     """Write a .safetensors file. Equal contents give equal bytes."""
     taken = next((column.name for column in columns if column.name == NAMES), None)
     if taken is not None:
-        raise FqvitError(f"{path}: an output is called {taken}, which is the tensor of the names. Choose another name.")
+        raise FqvitError(f"{path}: an output is called {taken}, but that tensor holds the image names. Choose another name.")
     columns = sorted(columns, key=lambda column: -DTYPES[column.dtype].itemsize)  # aligned, as safetensors itself does it
     entries: dict[str, object] = {"__metadata__": {KEY: text}}
     offset = 0
@@ -170,7 +170,7 @@ def write_parquet(path: Path, text: str, columns: Sequence[Column], count: int, 
     arrow, parquet = _pyarrow(path)
     taken = next((column.name for column in columns if column.name == NAME), None)
     if taken is not None:
-        raise FqvitError(f"{path}: an output is called {taken}, which is the column of the names. Choose another name.")
+        raise FqvitError(f"{path}: an output is called {taken}, but that column holds the image names. Choose another name.")
     kinds = {"u8": arrow.uint8(), "u16": arrow.uint16(), "i32": arrow.int32()}
     lists = {column.name: arrow.list_(kinds[column.dtype], math.prod(column.shape)) for column in columns}
     schema = arrow.schema([(NAME, arrow.string()), *lists.items()], metadata={KEY: text})

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
-from fqvit.ir.file import VERSION
 from fqvit.ir.fixed import ilog2, isqrt, round_divide
 from fqvit.ir.ops import Linear
 from fqvit.ir.program import INPUT, CodeInput, Header, Output, Program
@@ -28,7 +27,7 @@ Codes = np.ndarray[Any, Any]
 Ints = NDArray[np.int64]
 ONE = 1 << 24  # a cosine of 1
 MAX_LENGTH = 8192  # values per vector: sum v^2 < 2^45
-ROWS = 1024  # gallery rows per image of the engine
+ROWS = 1024  # gallery rows per engine input, which the engine counts as one image
 BLOCK_BYTES = 32 << 20  # of products at a time
 MAX_OUTPUTS = 512  # columns of one program
 BASE_BITS = 7
@@ -141,7 +140,7 @@ def _digits(values: Ints) -> list[NDArray[np.int8]]:
 def _program(weights: NDArray[np.int8]) -> Program:
     """Return the program y = x w^T: u8 [ROWS, 1, K] -> i32 [ROWS, 1, O], for weights i8 [O, K]."""
     header = Header(
-        version=VERSION,
+        version=1,
         model="dot products",
         preprocess=Preprocess(1, 1, 1, 1, "bilinear", (0.0,), (1.0,)),  # unused: the input is codes
         ops=(Linear(y="products", x=INPUT, out="acc"),),

@@ -131,7 +131,7 @@ def embed_shards(
 
 
 class ShardEmbedder:
-    """The actor of embed_shards: embed the piece of each row, and return its numbers."""
+    """The actor of embed_shards: embed the piece that each row describes, and return its result in COLUMNS."""
 
     def __init__(self, file: str, out: str, output: str | Sequence[str] | None, kind: Format, batch: int) -> None:
         self.model = ProgramModel(Path(file), assigned_cpus())

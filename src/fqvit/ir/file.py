@@ -18,12 +18,9 @@ from safetensors.numpy import save as serialize
 
 from fqvit.errors import FqvitError
 from fqvit.ir.kit import DTYPES
-from fqvit.ir.program import Header, Program, encode_header, fingerprint
+from fqvit.ir.program import VERSIONS, Header, Program, encode_header, fingerprint
 from fqvit.ir.value import DAMAGED, Constant, check_constant
 from fqvit.system.files import write_atomically
-
-VERSION = 1  # the format version of written files
-READABLE = (1,)  # every released version; docs/reference/format.md promises that they stay readable
 
 # The kind of a file is the metadata key of its JSON. MADE_BY: the command that creates a file of that kind. WRONG_KIND: the
 # error message for a file of that kind if the other kind is expected.
@@ -90,7 +87,7 @@ def load(path: Path) -> Program:
 def _read_header(path: Path) -> tuple[Header, dict[str, str]]:
     """Return the decoded header and the metadata that contain it."""
     metadata = read_metadata(path, PROGRAM)
-    return decoded(path, metadata[PROGRAM], Header, READABLE), metadata
+    return decoded(path, metadata[PROGRAM], Header), metadata
 
 
 def kind_of(path: Path) -> Kind:
@@ -221,15 +218,16 @@ class FileConstants(Mapping[str, Constant]):
         return name in self._entries
 
 
-def decoded(path: Path, text: str, type_: type[T], readable: tuple[int, ...]) -> T:
+def decoded(path: Path, text: str, type_: type[T]) -> T:
     """Decode the JSON text of a file's metadata after checking its version."""
     try:
         version = json.loads(text).get("version")
     except (ValueError, AttributeError, RecursionError):
         raise FqvitError(f"{path}: the program is not JSON. {DAMAGED}") from None
-    if version not in readable:
+    if type(version) is not int or version not in VERSIONS:
         raise FqvitError(
-            f"{path}: format version {version!r}, this fqvit reads {readable[-1]}. Install a newer fqvit, or quantize again."
+            f"{path}: format version {version!r}, this fqvit reads {VERSIONS[0]} to {VERSIONS[-1]}."
+            " Install a newer fqvit, or quantize again."
         )
     try:
         return msgspec.json.decode(text, type=type_)

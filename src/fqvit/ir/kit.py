@@ -20,8 +20,8 @@ class Kit(Protocol):
     """Array functions of one library.
 
     wide: convert to int64   narrow: convert to a dtype of DTYPES   row_max: the maximum over the last axis, kept with size 1
-    repeat: [...] -> [count, ...], broadcast   asarray, numpy: convert from and to numpy arrays   The other functions are those
-    of numpy.
+    repeat: [...] -> [count, ...], broadcast   asarray, numpy: convert from and to numpy arrays
+    matmul: the exact integer product, int64   permute: numpy's transpose(axes)   concat: numpy's concatenate   where: numpy's
     """
 
     def asarray(self, x: np.ndarray[Any, Any]) -> Array: ...

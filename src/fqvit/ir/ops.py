@@ -12,13 +12,13 @@ Notation: shapes omit the batch axis. N images, T tokens, C channels, H heads, D
     requantize(acc, mult, shift) = floor(acc mult / 2^shift + 1/2)      clamp(v, a, b) = min(max(v, a), b)
 Outputs of clamp(..., 0, 2^bits - 1) are u8 if bits <= 8, otherwise u16.
 
-See also: attention.py, elementwise.py and moves.py (the other ops), fixed.py (primitives), nibbles.py (packed weights).
+See also: attention.py, elementwise.py and moves.py (the other ops), fixed.py (primitives), packing.py (packed weights).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -26,7 +26,7 @@ import numpy as np
 
 from fqvit.ir.fixed import MAX_SHIFT, Array, ilog2, isqrt, requantize, round_divide, round_shift
 from fqvit.ir.kit import Kit
-from fqvit.ir.nibbles import packed_weights
+from fqvit.ir.packing import GROUP_WIDTH, packed_weights
 from fqvit.ir.value import Constant, Int, Proof, Scope, Value, magnitude
 
 Get = Callable[[str], Array]  # returns the buffer or constant of that name
@@ -141,8 +141,10 @@ class Linear(Op, frozen=True, tag="linear"):
     The zero point of x is folded into the bias: bias[o] = round(b[o] / (s_x s_w[o])) - sum_k x_zero[k] w[o, k].
     |acc| < 2^31 is proved from the actual weights, for partial sums in any order.
 
-    group > 0: 4-bit weights, w[o, k] = code[o, k] 2^exponent[o, k // group], code in -8..7, exponent in 0..4, stored two per
-    byte: w: u8 [O, ceil(K / 2)]   exponent: u8 [O, ceil(G / 2)], G = ceil(K / group). Program.unpacked expands them to i8.
+    Packed weights have width > 0 or group > 0; Program.unpacked expands them to i8.
+    width: bits of a code, 2..7; 0: 4 with a group, otherwise weights are i8 and not packed   w: u8 [O, ceil(K width / 8)]
+    group > 0: w[o, k] = code[o, k] 2^exponent[o, k // group], exponent in 0..8 - width, stored two per byte;
+    exponent: u8 [O, ceil(G / 2)], G = ceil(K / group)
     weights_of: the name of an earlier Linear whose w and exponent this op uses (one layer that runs on several feature maps).
     """
 
@@ -152,17 +154,43 @@ class Linear(Op, frozen=True, tag="linear"):
     bits: Int = 8
     group: Int = 0
     weights_of: str | None = None
+    width: Int = 0
     parts: ClassVar[tuple[str, ...]] = ("w", "exponent", "bias", "mult", "shift")
 
     def part(self, name: str) -> str:
         return f"{self.weights_of}.{name}" if self.weights_of is not None and name in ("w", "exponent") else super().part(name)
 
+    @property
+    def packed(self) -> bool:
+        """Whether the weights are stored in fewer than 8 bits each."""
+        return self.group != 0 or self.width != 0
+
+    @property
+    def weight_bits(self) -> int:
+        """Bits per stored weight."""
+        return self.width or (GROUP_WIDTH if self.group else 8)
+
     def weights(self, scope: Scope) -> Constant:
-        """Return w as i8 [O, K], unpacked if it is stored in 4 bits."""
+        """Return w as i8 [O, K], unpacked if it is packed."""
         inputs = scope.buffer(self.x).channels
-        if self.group == 0:
+        if not self.packed:
             return scope.constant(self.part("w"), ("i8",), (None, inputs))
-        return packed_weights(scope, self.part("w"), self.part("exponent"), inputs, self.group)
+        return packed_weights(scope, self.part("w"), self.part("exponent"), inputs, self.group, self.weight_bits)
+
+    def check_owner(self, scope: Scope, earlier: Mapping[str, Linear]) -> None:
+        """Check that `weights_of` names an earlier Linear with its own weights, stored alike, for as many inputs.
+
+        The number of inputs must be checked here: packed weights of K and of K + 1 inputs can have the same shape.
+        """
+        if self.weights_of is None:
+            return
+        owner, of = earlier.get(self.weights_of), f"{self.weights_of!r} (weights_of)"
+        if owner is None or owner.weights_of is not None:
+            scope.fail(f"weights_of is {self.weights_of!r}, expected an earlier linear op that has its own weights")
+        scope.check(owner.group == self.group, f"group is {self.group}, but {of} has {owner.group}")
+        scope.check(owner.width == self.width, f"width is {self.width}, but {of} has {owner.width}")
+        same = scope.buffer(owner.x).channels == scope.buffer(self.x).channels
+        scope.check(same, f"reads a different number of channels than {of}")
 
     def infer(self, scope: Scope) -> tuple[Value, list[Proof]]:
         x = scope.buffer(self.x)
@@ -187,7 +215,7 @@ class Linear(Op, frozen=True, tag="linear"):
         return scope.codes(self.bits, shape, self.y_zero), proofs
 
     def run(self, kit: Kit, get: Get) -> Array:
-        assert self.group == 0, "packed weights cannot run, use Program.unpacked first"
+        assert not self.packed, "packed weights cannot run, use Program.unpacked first"
         w = get(self.part("w"))
         acc = kit.matmul(get(self.x), kit.permute(w, (1, 0))) + kit.wide(get(self.part("bias")))
         if self.out == "acc":
@@ -208,7 +236,7 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
     The scale of x cancels; epsilon = max(1, round(eps C^2 / s_x^2)). For the output scale s_y and zero point of each channel,
     gamma / s_y = g 2^(fraction - shift) and beta / s_y + y_zero = b 2^(b_shift - shift).
     fraction: fraction bits of t. |t| <= (isqrt(C) + 1) 2^fraction must be below 2^31, so 24 suits rows up to C = 16,128.
-    center false: M1 = 0, which is RMS normalization v / sqrt(mean v^2 + eps). L2 normalization is gamma / sqrt(C) in g.
+    center false: M1 = 0, which is RMS normalization v / sqrt(mean v^2 + eps). With gamma / sqrt(C) in g it is L2 normalization.
     D and all products fit int64 (proved by infer): |C v - M1| <= sqrt(C D), with and without centering.
     """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
@@ -46,6 +46,7 @@ AnyOp = (
 )  # fmt: skip
 INPUT = "pixels"
 CLASSES = "classes"  # the constant with the class names: UTF-8, one per line
+VERSIONS = (1, 2)  # every released format version; docs/reference/format.md promises that they stay readable
 
 
 Bits = Annotated[int, msgspec.Meta(ge=1, le=16)]
@@ -271,6 +272,10 @@ class Program:
             if array.dtype not in NAMES:
                 raise FqvitError(f"constant {name!r} is {array.dtype}: only integers may be in a program. {DAMAGED}")
             check_constant(name, array.shape)
+        needed = version_of(self.ops)
+        if self.header.version < needed:
+            problem = f"format version {self.header.version}, but linear ops with a width need {needed}"
+            raise FqvitError(f"{problem}. {DAMAGED}")
         shape = self.input_shape
         if min(shape) < 1 or math.prod(shape) >= MAX_ELEMENTS:
             raise FqvitError(f"input shape {list(shape)} is empty or too large. {DAMAGED}")
@@ -284,7 +289,7 @@ class Program:
             scope = Scope(buffers, self.constants if _is_packed(op) else common, op.y)
             scope.check(op.y not in buffers, "written twice")
             if isinstance(op, Linear):
-                _check_owner(op, scope, linears)
+                op.check_owner(scope, linears)
                 linears[op.y] = op
             value, found = op.infer(scope)
             scope.check(len(value.shape) <= MAX_AXES, f"shape {list(value.shape)} has more than {MAX_AXES} axes")
@@ -327,7 +332,7 @@ class Program:
             if _is_packed(op):
                 constants[op.part("w")] = op.weights(Scope(buffers, self.constants, op.y))
                 constants.pop(op.part("exponent"), None)  # absent if an op with the same weights came before
-                ops[i] = msgspec.structs.replace(op, group=0)
+                ops[i] = msgspec.structs.replace(op, group=0, width=0)
         return Program(msgspec.structs.replace(self.header, ops=tuple(ops)), constants)
 
     def fingerprint(self) -> str:
@@ -351,23 +356,13 @@ class Program:
         return load(Path(path))
 
 
+def version_of(ops: Iterable[AnyOp]) -> int:
+    """Return the format version of a program: the first one that has all its fields, so that older readers accept the file."""
+    return 2 if any(isinstance(op, Linear) and op.width for op in ops) else 1
+
+
 def _is_packed(op: AnyOp) -> TypeGuard[Linear]:
-    return isinstance(op, Linear) and op.group != 0
-
-
-def _check_owner(op: Linear, scope: Scope, earlier: Mapping[str, Linear]) -> None:
-    """Check that `weights_of` names an earlier Linear with its own weights, the same group and the same number of inputs.
-
-    The number of inputs must be checked here: packed weights of K and, for odd K, of K + 1 inputs have the same shape.
-    """
-    if op.weights_of is None:
-        return
-    owner = earlier.get(op.weights_of)
-    if owner is None or owner.weights_of is not None:
-        scope.fail(f"weights_of is {op.weights_of!r}, expected an earlier linear op that has its own weights")
-    scope.check(owner.group == op.group, f"group is {op.group}, but {op.weights_of!r} (weights_of) has {owner.group}")
-    same = scope.buffer(owner.x).channels == scope.buffer(op.x).channels
-    scope.check(same, f"reads a different number of channels than {op.weights_of!r} (weights_of)")
+    return isinstance(op, Linear) and op.packed
 
 
 def encode_header(header: Header) -> bytes:

@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 
 from fqvit.errors import FqvitError
-from fqvit.ir.file import VERSION
-from fqvit.ir.program import CLASSES, INPUT, CodeInput, Header, Kind, Output, Program
+from fqvit.ir.program import CLASSES, INPUT, CodeInput, Header, Kind, Output, Program, version_of
 from fqvit.lowering.context import LoweringContext
 from fqvit.lowering.emit import Emitter, LoweredValue
 from fqvit.lowering.rules import lower_node
@@ -49,7 +48,7 @@ def lower_with_values(model: FloatModel, calibration: Calibration) -> tuple[Prog
         values[node.name] = lower_node(Lowering(context, emitter, node, [values[name] for name in node.inputs]))
     output, *others = _outputs(graph, returned_outputs(model.module, graph), calibration, values, emitter)
     header = Header(
-        version=VERSION,
+        version=version_of(emitter.ops),
         model=model.name,
         preprocess=model.preprocess,
         ops=tuple(emitter.ops),

@@ -28,7 +28,8 @@ class Live:
 
     name: timm's architecture, or the name of the class   image: height and width, None if unknown
     labels: class names, for classifiers that have them   source: for FloatModel.source, with the sha256 of the weights
-    projects: its last layer is the projection of a model of images and texts, although it has a bias
+    projects: the last layer is CLIP's projection to the embedding, not a classifier. Elsewhere a projection is recognized by
+    its missing bias, but timm's has one.
     """
 
     name: str

@@ -166,7 +166,7 @@ class _Builder:
         return self._add(name, _as_output(Narrow(), bits), source)
 
     def _selected_norm(self, name: str, take: Node, norm: Node, bits: int | None) -> str:
-        """Append a norm of the tokens that `take` selects after it; several tokens are concatenated."""
+        """Append `take`'s selection, then a copy of `norm`, which comes first in the model; several tokens are concatenated."""
         assert isinstance(take.leaf, Take)
         index = take.leaf.index
         one = take.leaf.join and index.numel() == 1

@@ -1,6 +1,6 @@
 """Normalise uint8 pixels for a float model.
 
-Integer programs do not need this: lowering folds it into the first op.
+Integer programs do not need this: lowering folds it into the first linear op.
 """
 
 from __future__ import annotations

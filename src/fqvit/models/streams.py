@@ -47,7 +47,7 @@ class Streams:
         return math.prod(self.shapes[name][:-1])
 
     def _leaving(self, block: str) -> str | None:
-        """Return the node of a block that later nodes read: the last residual sum, or else the last one but Narrow."""
+        """Return the node of a block that later nodes read: the last residual sum, or else the last that is not a Narrow."""
         inside = {name for name in self.nodes if _is_inside(name, block)}
         read = {name for node in self.graph.nodes if node.name not in inside for name in node.inputs}
         leaving = [name for name in self.nodes if name in inside and name in read.union(self.graph.outputs)]

@@ -61,7 +61,7 @@ class ChannelRange(Observer):
         self._low, self._high = np.minimum(low, known[0]), np.maximum(high, known[1])
 
     def shift(self, constant: Floats) -> None:
-        """Observe from now on, and pretend to have observed before, values plus this constant [C]."""
+        """Move the observed range of each channel by a constant [C], as if every observed value had contained it."""
         self._low, self._high = self._low + constant, self._high + constant
 
     def _merge(self, later: Self) -> None:

@@ -147,10 +147,11 @@ class Attended(MinMax):
     """The range of scores [..., T, T] that attention depends on: from the least row maximum minus REACH to the maximum.
 
     A softmax reads distances from the maximum of the row, and relative codes round a weight of exp(-REACH) or less to 0, so
-    lower scores may saturate. Not for masked scores, whose maximum a row may not attend to.
+    lower scores may saturate. Not for masked scores: the maximum of a row may be at a masked position.
     """
 
-    # 4-bit weights are 0 from a distance of 7.7 (levels "curve") or 8.3 ("powers"); the rest is for rows with a lower maximum.
+    # 4-bit weights are 0 from a distance of 7.7 (levels "curve") or 8.3 ("powers"); the remainder up to 10 is a margin for
+    # rows whose maximum is lower than any seen in calibration.
     REACH: ClassVar[float] = 10.0
 
     def __init__(self, site: str) -> None:

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.data.preprocess import Preprocess
-from fqvit.ir.nibbles import MAX_EXPONENT
+from fqvit.ir.packing import GROUP_WIDTH, max_exponent
 from fqvit.models import general, layers, maps
 from fqvit.quant.qparams import QParams, affine
 from fqvit.quant.recipe import Recipe
 
+MAX_EXPONENT = max_exponent(GROUP_WIDTH)  # of groups
+MAX_PACKED = 6  # weights of at most this many bits are packed: 7-bit ones would save only an eighth, and 8-bit ones nothing
 SCALES_PER_OCTAVE = 8  # number of scales that the search for groups tries
 SHORT_BITS = 16  # bits of short multipliers
 SHORT_CODES = 10  # outputs with at most this many bits may have short multipliers

@@ -1,6 +1,6 @@
 """Show the patch tokens of an image as colours: their first three principal components, in float and in integers.
 
-Tokens are scaled to unit length, because a few of some models are far longer than the others. The projection is fitted to the
+Tokens are scaled to unit length, because in some models a few are far longer than the others. The projection is fitted to the
 float tokens of the image and applied to both, so that equal tokens have equal colours.
 See also: attention.py (maps of attention), embedding_plots.py (draws the colours), evaluate/compare.py (computes the tokens).
 """

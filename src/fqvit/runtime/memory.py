@@ -17,7 +17,7 @@ from fqvit.ir.value import DAMAGED, Value
 def check_bytes(model: str, needed: int, most: int) -> None:
     """Raise FqvitError if the buffers of one image need more than `most` bytes."""
     if needed > most:
-        problem = f"its buffers need {needed / 1e6:,.0f} MB per image, at most {most / 1e6:,.0f} MB are allowed"
+        problem = f"its buffers need {needed >> 20} MiB per image, at most {most >> 20} MiB are allowed"
         raise FqvitError(f"{model}: {problem}. {DAMAGED}")
 
 

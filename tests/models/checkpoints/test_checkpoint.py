@@ -246,7 +246,7 @@ def test_a_wrong_number_of_class_names_is_rejected() -> None:
         ("blocks.0.attn.gate.weight", "gated attention"),
     ],
 )
-def test_unsupported_vit_variants_are_rejected_by_name(key: str, word: str) -> None:
+def test_errors_for_unsupported_vit_variants_name_the_feature(key: str, word: str) -> None:
     with pytest.raises(FqvitError, match=f"'{re.escape(key)}' means .*{word}.*pass the module"):
         load_model("vit_one", {**random_state(VIT), key: torch.zeros(3)})
 

@@ -219,7 +219,7 @@ def test_preprocessing_that_is_not_understood_is_rejected(hub: Hub, more: dict[s
         ({"rope": True}, "rope 'True' is not understood"),
         ({"pretrained_cfg": {"crop_mode": "border"}}, "crop_mode 'border', expected 'center' or 'squash'"),
         ({"pretrained_cfg": {"surprise": 1}}, "pretrained_cfg has surprise '1', which is not understood"),
-        ({"architecture": "vit_base_patch16_rpn_224"}, "has blocks of another order"),
+        ({"architecture": "vit_base_patch16_rpn_224"}, "has blocks with another structure"),
         ({"architecture": "vit_small_patch16_rope_ape_224"}, "has rotary positions"),
         ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "norm before the blocks is False, expected True"),
         ({"pretrained_cfg": {"interpolation": "lanczos"}}, "interpolation 'lanczos', expected bicubic or bilinear"),

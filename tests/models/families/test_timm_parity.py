@@ -1,4 +1,4 @@
-"""The plain modules of families/ give the bits of timm's modules with the same state dict."""
+"""The plain modules of families/ give the same bits as timm's modules with the same state dict."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def assert_same_bits(oracle: nn.Module, ours: nn.Module, image: tuple[int, int])
     ],
     ids=str,
 )
-def test_the_vision_transformer_has_the_bits_of_timm(timm: ModuleType, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+def test_the_vision_transformer_matches_timm_bitwise(timm: ModuleType, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     if theirs.get("mlp_layer") == "swiglu":
         theirs = {**theirs, "mlp_layer": timm.layers.SwiGLUPacked}
     oracle = timm.models.VisionTransformer(**{**TIMM, **theirs})
@@ -86,7 +86,7 @@ def test_the_vision_transformer_has_the_bits_of_timm(timm: ModuleType, theirs: d
     ],
     ids=str,
 )
-def test_dinov3_has_the_bits_of_timm(timm: ModuleType, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+def test_dinov3_matches_timm_bitwise(timm: ModuleType, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     fixed = {
         "qkv_bias": True,
         "init_values": 1e-5,
@@ -123,13 +123,13 @@ def test_dinov3_has_the_bits_of_timm(timm: ModuleType, theirs: dict[str, Any], o
     ],
     ids=["per block", "shared"],
 )
-def test_beit_has_the_bits_of_timm(timm: ModuleType, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+def test_beit_matches_timm_bitwise(timm: ModuleType, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     oracle = timm.models.beit.Beit(**TIMM, norm_layer=partial(timm.layers.LayerNorm, eps=1e-6), **theirs)
     assert_same_bits(oracle, Beit(BeitConfig(**{**OURS, **ours})), (32, 48))
 
 
 @pytest.mark.parametrize(("side", "window", "pretrained"), [(32, 4, (0, 0)), (32, 8, (6, 4)), (64, 16, (0, 0))])
-def test_swinv2_has_the_bits_of_timm(timm: ModuleType, side: int, window: int, pretrained: tuple[int, int]) -> None:
+def test_swinv2_matches_timm_bitwise(timm: ModuleType, side: int, window: int, pretrained: tuple[int, int]) -> None:
     shape: dict[str, Any] = {"embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 7}
     oracle = timm.models.swin_transformer_v2.SwinTransformerV2(
         img_size=side, patch_size=2, window_size=window, pretrained_window_sizes=pretrained, **shape

@@ -113,8 +113,8 @@ def _change_ops(rng: random.Random, header: Any, tensors: Tensors) -> None:
         field = rng.choice(list(donor))
         ops[i][field] = donor[field]
     else:
-        ops[i][rng.choice(("alpha", "index", "region", "group", "weights_of", "select", "bits", "out"))] = _word_or_int(
-            rng, ops
+        ops[i][rng.choice(("alpha", "index", "region", "group", "width", "weights_of", "select", "bits", "out"))] = (
+            _word_or_int(rng, ops)
         )
 
 
@@ -233,7 +233,7 @@ def _change_values(rng: random.Random, header: Any, tensors: Tensors) -> None:
 
 
 def _change_tensor(rng: random.Random, header: Any, tensors: Tensors) -> None:
-    """Change the type or shape of a constant, or remove, rename, swap or duplicate it. Byte counts fit the programs' dtypes."""
+    """Change the type or shape of a constant, or remove, rename, swap or duplicate it. Byte counts match dtypes in WIDTHS."""
     if not tensors:
         return
     name, other = rng.choice(list(tensors)), rng.choice(list(tensors))

@@ -37,7 +37,7 @@ def checked_line(error: FqvitError, path: Path) -> str:
 
 
 # Files on which the two loaders may differ: docs/explanation/hardening.md has the reasons.
-MEMORY = re.compile(r"parameters need \d+ MB, but the file stores only|its buffers need \d+ MB per image")  # engine limits
+MEMORY = re.compile(r"parameters need \d+ MB, but the file stores only|its buffers need \d+ MiB per image")  # engine limits
 NOT_JSON = "the program is not JSON"
 EXTREME_JSON = re.compile(rb"[0-9]{309}|[\[{]{300}")  # a number beyond every double, or deep nesting
 

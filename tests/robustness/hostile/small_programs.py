@@ -146,6 +146,11 @@ CASES: dict[str, Case] = {
         linear_parts("y", C, C) | {"y.w": linear_parts("y", C, 2)["y.w"], "taps": np.array([[3, -1], [0, 2]], np.int32)},
     ),
     "max": Case({"op": "max", "y": "y", "x": "h"}),
+    "linear, 6 bits": Case(LINEAR | {"width": 6}, WITHOUT_W | {"y.w": np.tile(u8(0x20, 0xF8, 0x7F, 0xA5, 0x03), (5, 1))}),
+    "linear, 5 bits in groups": Case(
+        LINEAR | {"width": 5, "group": 4},
+        WITHOUT_W | {"y.w": np.tile(u8(0xF0, 0x8F, 0x31, 0x2A), (5, 1)), "y.exponent": np.full((5, 1), 0x30, np.uint8)},
+    ),
 }
 
 
@@ -153,7 +158,8 @@ def header_of(ops: list[Json], *outputs: Json, image: tuple[int, ...] = IMAGE) -
     preprocess = {"height": image[0], "width": image[1], "channels": image[2], "resize": 4, "interpolation": "bicubic"}
     preprocess |= {"mean": [0.5] * image[2], "std": [0.5] * image[2]}
     header = {"version": 1, "model": "test", "preprocess": preprocess, "ops": ops, "sites": {}, "recipe": {}, "source": ""}
-    return header | {"images": 1, "output": outputs[0], "others": list(outputs[1:])}
+    version = 2 if any("width" in op for op in ops) else 1
+    return header | {"version": version, "images": 1, "output": outputs[0], "others": list(outputs[1:])}
 
 
 def tensors_of(constants: Constants) -> Tensors:
@@ -185,7 +191,8 @@ def with_op(op: Json, constants: Constants, case: Case | None = None) -> bytes:
 def text_with(op: str, case: Case) -> str:
     """Return the JSON of a program with the JSON text of an op."""
     flat, output = flattened(case.op, case.constants)
-    return json.dumps(header_of([*BEFORE, {"op": "HERE"}, flat], output)).replace('{"op": "HERE"}', op)
+    header = header_of([*BEFORE, {"op": "HERE"}, flat], output) | {"version": 2 if '"width"' in op else 1}
+    return json.dumps(header).replace('{"op": "HERE"}', op)
 
 
 def program_of(case: Case) -> Program:

@@ -63,7 +63,7 @@ def test_the_error_for_an_unknown_instruction_set_names_its_origin(program: Path
 
 
 def test_the_error_for_too_much_memory_names_the_file(program: Path) -> None:
-    with pytest.raises(FqvitError, match=r"tiny\.fqvit: its buffers need 0 MB per image, at most 0 MB are allowed"):
+    with pytest.raises(FqvitError, match=r"tiny\.fqvit: its buffers need 0 MiB per image, at most 0 MiB are allowed"):
         Engine(program, 1, most_bytes=1)
 
 
@@ -170,7 +170,7 @@ def test_a_move_with_too_many_rows_is_rejected() -> None:
 
 def test_the_reference_has_the_same_memory_limit_as_the_engine(program: Path) -> None:
     whole = Program.load(program)
-    with pytest.raises(FqvitError, match=r"^vit: its buffers need 0 MB per image, at most 0 MB are allowed"):
+    with pytest.raises(FqvitError, match=r"^vit: its buffers need 0 MiB per image, at most 0 MiB are allowed"):
         Reference(whole, most_bytes=1)
     most = live_bytes(whole, whole.verify().buffers)
     Reference(whole, most_bytes=most)

@@ -101,7 +101,8 @@ def packed_weights(code: int, exponent: int | None) -> Change:
 
 
 HOSTILE: dict[str, tuple[Change, str]] = {
-    "a newer version": (set_header(version=2), "format version 2"),
+    "a newer version": (set_header(version=3), "format version 3, this fqvit reads 1 to 2. Install a newer fqvit"),
+    "a width in version 1": (set_op("linear", width=6), "format version 1, but linear ops with a width need 2"),
     "version 0": (set_header(version=0), "format version 0"),
     "a version that is a string": (set_header(version="1"), "format version '1'"),
     "a boolean version": (set_header(version=True), "version"),

@@ -94,7 +94,9 @@ SIDE, MULT = (2**16, *FAR), (2**31, *FAR)
 RANGES: dict[str, dict[str, tuple[int, ...]]] = {
     "lookup": {"bits": BITS},
     "linear": {"bits": BITS, "y_zero": ZERO, "group": (1, 65537, *FAR)},
-    "linear, 4 bits": {"group": (1, 65537, *FAR), "bits": BITS},
+    "linear, 4 bits": {"group": (1, 65537, *FAR), "bits": BITS, "width": (1, 3, 5, 6, 8, *FAR)},
+    "linear, 6 bits": {"width": (1, 2, 3, 4, 5, 7, 8, *FAR), "group": (1, 65537, *FAR)},
+    "linear, 5 bits in groups": {"width": (1, 2, 3, 4, 6, 7, 8, *FAR), "group": (1, 2, 65537, *FAR)},
     "layernorm": {"epsilon": (0, 2**61 + 2**60 + 2**60, *FAR), "shift": SHIFTS, "b_shift": (33, 64, *FAR), "bits": BITS},
     "add": {"shift": (61, *SHIFTS), "bits": BITS, "y_zero": ZERO},
     "mean": {"mult": MULT, "shift": SHIFTS, "skip": (4, *FAR), "y_zero": ZERO, "bits": BITS, "zero": SIDE},
@@ -153,11 +155,27 @@ ARRAYS: dict[str, dict[str, tuple[Array, ...]]] = {
         "y.exponent": (
             np.full((5, 2), 0x05, np.uint8),
             np.full((5, 2), 0x50, np.uint8),
-            np.full((5, 2), 0x10, np.uint8),  # a padding nibble that is not 0
+            np.full((5, 2), 0x10, np.uint8),  # a padding bit that is not 0
             np.zeros((5, 3), np.uint8),
             np.zeros((4, 2), np.uint8),
             np.zeros((5, 2), np.int8),
         ),
+    },
+    "linear, 6 bits": {
+        "y.w": (
+            np.tile(np.array([0, 0, 0, 0, 0x10], np.uint8), (5, 1)),  # a padding bit that is not 0
+            np.tile(np.array([0, 0, 0, 0, 0x80], np.uint8), (5, 1)),
+            np.zeros((5, 6), np.uint8),
+            np.zeros((5, 4), np.uint8),
+            np.zeros((5, 5), np.int8),
+            np.zeros((5, C), np.int8),
+            np.zeros((0, 5), np.uint8),
+            NONE,
+        ),
+    },
+    "linear, 5 bits in groups": {
+        "y.w": (np.tile(np.array([0, 0, 0, 0x40], np.uint8), (5, 1)), np.zeros((5, 3), np.uint8)),
+        "y.exponent": (np.full((5, 1), 0x04, np.uint8), np.full((5, 1), 0x40, np.uint8), np.zeros((5, 2), np.uint8), NONE),
     },
     "layernorm": {
         "y.affine": (
@@ -236,7 +254,7 @@ ALPHAS = {
 REGIONS = {"a": np.zeros((2, 3), np.uint8), "b": np.zeros((3, 2), np.uint8), "c": np.zeros(4, np.uint8), "d": TWO}
 
 
-def test_zero_points_that_match_no_channels_are_rejected(path: Path) -> None:
+def test_zero_points_and_multipliers_of_a_wrong_type_length_or_range_are_rejected(path: Path) -> None:
     for name, field in (("linear", "y_zero"), ("layernorm", "zero"), ("mean", "zero"), ("add", "y_zero"), ("take", "fill"),
                         ("depthwise", "fill"), ("depthwise", "y_zero")):  # fmt: skip
         for value in (*LISTS, "signed", "far"):
@@ -306,6 +324,8 @@ MISMATCHES: list[tuple[str, Json]] = [
     ("linear, shared", {"group": 2}),
     ("linear, 4 bits", {"group": 0}),
     ("linear", {"group": 2}),
+    ("linear, shared", {"width": 6}),
+    ("linear", {"width": 6}),
     *elementwise_limits.MISMATCHES,
     ("linear", {"out": "code"}),
     ("linear", {"out": "ACC"}),
@@ -317,7 +337,7 @@ def test_fields_that_do_not_match_each_other_or_their_inputs_are_rejected(name: 
     assert_rejected(path, name, changes)
 
 
-def test_scores_that_exceed_31_bits_are_rejected(path: Path) -> None:
+def test_i32_outputs_that_exceed_31_bits_are_rejected(path: Path) -> None:
     shifts = {"y.shift": np.ones(5, np.uint8), "y.mult": np.full(5, 2**31 - 1, np.int32)}
     assert_rejected(path, "linear to i32", {}, shifts)
 

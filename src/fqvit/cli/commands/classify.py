@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,32 +28,40 @@ BATCH = 16  # images that are decoded together
 
 
 Rows = list[dict[str, object]]
+Answer = dict[str, Any]  # of one image: "top", and with --logits "logits" and "pixels"
 
 
-def run(file: Path, images: list[Path], text: Path | None, output: str | None, as_json: bool) -> None:
+def run(file: Path, images: list[Path], text: Path | None, output: str | None, logits: bool, as_json: bool) -> None:
     """Classify the images and print the results one by one, or all together as JSON.
 
     Unreadable image files are reported on stderr; the command goes on with the others and fails at the end. In a folder, tar or
     Parquet file, up to 1 % of the images are skipped with a warning if they are unreadable.
     text: text embeddings for zero-shot classification   output: the embedding to compare with them
+    logits: add all logits as integers, and the SHA-256 of the prepared pixels, so that other runtimes can be compared
     """
+    if logits and (text is not None or not as_json):
+        wrong = "programs with logits only. Leave out --zero-shot." if text is not None else "only for JSON. Pass --json too."
+        raise FqvitError(f"--logits: {wrong}")
     if output is not None and text is None:
         raise FqvitError("--output: only for zero-shot classification. Pass text embeddings too (--zero-shot FILE.npz).")
     engine = Engine(file)
-    best_of = _classifier(file, engine) if text is None else _zero_shot(file, engine, text, output)
+    answer_to = _classifier(file, engine, logits) if text is None else _zero_shot(file, engine, text, output)
     several = is_collection(images)
     preprocess = engine.header.preprocess
     unreadable = Unreadable(0 if several else len(images))
     pictures = _collection(open_images(images, preprocess)) if several else _files(images, preprocess, unreadable)
     results: list[dict[str, Any]] = []
     for number, (name, pixels) in enumerate(pictures):
-        found = {"image": name, "top": best_of(pixels[None])}
+        found = {"image": name, **answer_to(pixels[None])}
         if as_json:
             results.append(found)
         else:
             _print(found, number)
     if as_json:
-        say_json({"file": str(file), "model": engine.header.model, "results": results})
+        about: dict[str, object] = {"file": str(file), "model": engine.header.model}
+        if logits:
+            about |= {"fingerprint": engine.fingerprint, "scale": engine.header.output.scale}
+        say_json({**about, "results": results})
     unreadable.raise_if_any()
 
 
@@ -72,36 +81,40 @@ def _collection(source: Source) -> Iterator[tuple[str, NDArray[np.uint8]]]:
     warn_of_skipped(source)
 
 
-def _classifier(file: Path, engine: Engine) -> Callable[[NDArray[np.uint8]], Rows]:
-    """Return a function from one image to its best classes, by the logits."""
+def _classifier(file: Path, engine: Engine, all_logits: bool) -> Callable[[NDArray[np.uint8]], Answer]:
+    """Return a function from one image to its best classes, by the logits. all_logits: add all of them as integers"""
     output, names = engine.header.output, engine.classes
     if output.kind != "logits":
         raise not_logits(file, output.kind)
 
-    def best(pixels: NDArray[np.uint8]) -> Rows:
+    def answer_to(pixels: NDArray[np.uint8]) -> Answer:
         logits = engine.run(pixels)[0]
-        return [
+        best: Rows = [
             {"class": i, "name": None if names is None else names[i], "logit": round(int(logits[i]) * output.scale, 4)}
             for i in top(logits, BEST)
         ]
+        if not all_logits:
+            return {"top": best}
+        return {"top": best, "logits": logits.tolist(), "pixels": hashlib.sha256(pixels.tobytes()).hexdigest()}
 
-    return best
+    return answer_to
 
 
-def _zero_shot(file: Path, engine: Engine, path: Path, output: str | None) -> Callable[[NDArray[np.uint8]], Rows]:
+def _zero_shot(file: Path, engine: Engine, path: Path, output: str | None) -> Callable[[NDArray[np.uint8]], Answer]:
     """Return a function from one image to its best classes, by integer cosines to text embeddings."""
     text, embed = read_text(path), Embedder(file, output, engine)
     embed.check_text(str(path), text)
     index = text.index(engine.threads)
 
-    def best(pixels: NDArray[np.uint8]) -> Rows:
+    def answer_to(pixels: NDArray[np.uint8]) -> Answer:
         found = index.search(embed(pixels), embed.info.zero, BEST)
-        return [
+        best: Rows = [
             {"class": i, "name": text.names[i], "score": score, "cosine": round(score / ONE, 6)}
             for i, score in zip(found.rows[0].tolist(), found.scores[0].tolist(), strict=True)
         ]
+        return {"top": best}
 
-    return best
+    return answer_to
 
 
 def _print(result: dict[str, Any], number: int) -> None:

@@ -102,6 +102,9 @@ def counts(found: Inspection) -> dict[str, Any]:
         "bytes_by_kind": found.bytes,
         "weights_by_bits": found.weights_by_bits,
         "weight_groups": list(found.groups),
+        "bits_per_weight": round(found.bits_per_weight, 4),
+        "weight_bytes": found.linear,
+        "packed_weight_bytes": found.packed,
         "overhead_percent": round(found.overhead, 3),
         "float_ops": found.floats,
         "proof_count": len(found.proofs),
@@ -125,6 +128,7 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
         ("ops", f"{len(found.ops)}: {kinds}"),
         ("floats", f"{found.floats} floating-point ops, {found.floats} float buffers"),
         ("weights", _weights(found)),
+        *([("packed", _packed(found))] if found.packed else []),
         ("sites", f"{len(found.sites)} quantized, {_site_kinds(found.sites)}"),
         ("fingerprint", program.fingerprint()),
     ]
@@ -149,8 +153,14 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
 
 def _weights(found: Inspection) -> str:
     groups = " or ".join(map(str, found.groups))
-    kinds = {4: f"4-bit codes in groups of {groups}, one power of two per group", 8: "8-bit codes"}
-    return "; ".join(f"{count:,} {kinds[bits]}" for bits, count in found.weights_by_bits.items())
+    power = f" (in groups of {groups}: one power of two per group)" if found.groups else ""
+    kinds = "; ".join(f"{count:,} {bits}-bit codes" for bits, count in found.weights_by_bits.items())
+    return f"{kinds}{power}; {found.bits_per_weight:.2f} bits per weight"
+
+
+def _packed(found: Inspection) -> str:
+    share = 100 * found.packed / max(found.linear, 1)
+    return f"{found.packed:,} bytes of packed weights, {share:.0f} % of {found.linear:,} bytes of weights"
 
 
 def _proofs(rows: list[ProofRow]) -> str:

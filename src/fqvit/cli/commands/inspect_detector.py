@@ -12,7 +12,7 @@ import msgspec
 from fqvit.cli.commands.inspect import counts, say_lists
 from fqvit.cli.output import say, say_json
 from fqvit.detect.fixed.constants import SCORE_FRACTION
-from fqvit.detect.program import VERSION, DetectorProgram
+from fqvit.detect.program import DetectorProgram
 from fqvit.evaluate.inspect import Inspection, bits_of, inspect_part
 from fqvit.system.text import facts, size, table
 
@@ -36,7 +36,7 @@ def _summary(d: DetectorProgram, parts: dict[str, Inspection], file: Path, wante
     header = d.pyramid.header
     return {
         "file": str(file),
-        "version": VERSION,
+        "version": d.header.version,
         "kind": "detector",
         "model": d.model,
         "source": d.source,
@@ -78,7 +78,7 @@ def _text(d: DetectorProgram, parts: dict[str, Inspection], file: Path) -> str:
     names = "with names" if s.classes else "without names"
     floats = sum(found.floats for found in parts.values())
     rows = [
-        ("file", f"{file}, {size(file.stat().st_size)} (detector, format {VERSION})"),
+        ("file", f"{file}, {size(file.stat().st_size)} (detector, format {d.header.version})"),
         ("model", f"{d.model}, {'1 stage' if d.stages == 1 else f'{d.stages} stages'}, {d.classes} classes {names}"),
         ("source", d.source),
         ("recipe", f"{header.recipe.get('name')} {bits} (weights/activations/attention), {header.images} calibration images"),

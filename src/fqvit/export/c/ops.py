@@ -80,8 +80,9 @@ class Structs:
         inputs, outputs = self.channels(op.x), self.channels(op.y)
         fields: Fields = {"x": self.type(op.x), "y": self.type(op.y), "out": OUTS[op.out], "inputs": inputs, "outputs": outputs}
         w = self.constant(op.part("w"))
-        if op.group:
-            fields |= {"packed": w, "exponent": self.constant(op.part("exponent")), "group": op.group}
+        if op.packed:
+            fields |= {"packed": w, "width": op.weight_bits}
+            fields |= {"exponent": self.constant(op.part("exponent")), "group": op.group} if op.group else {}
         else:
             fields["w"] = w
         fields["bias"] = self.constant(op.part("bias"))

@@ -1,7 +1,7 @@
 """Emit fixed-point primitives as ONNX nodes: shifts, requantization, lookups, row sums, square roots.
 
 Every function computes exactly what its counterpart in ir/fixed.py defines, given bounds that Program.verify has proved. Bounds
-are Python integers, so they cannot overflow. Some ops of ONNX Runtime are inexact, truncate or are not defined, and therefore
+are Python integers, so they cannot overflow. Some ops of ONNX Runtime are inexact, truncate or are undefined, and are therefore
 avoided: Max, Min, Clip and ReduceSum on 64 bits, Div of negative numbers, BitShift of signed numbers (docs/reference/onnx.md).
 """
 

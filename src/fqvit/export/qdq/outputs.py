@@ -47,7 +47,10 @@ def metadata(header: Header) -> str:
 
 
 def _check_codes(program: Program, buffer: str) -> None:
-    """Raise FqvitError if the tensor of this buffer does not represent its codes: attention weights are another function."""
+    """Raise FqvitError if the buffer holds attention codes.
+
+    In the QDQ graph its tensor holds attention weights, and no scale and zero point convert these back to codes.
+    """
     ops = {op.y: op for op in program.ops}
     op = ops.get(buffer)
     while isinstance(op, MOVES):
@@ -59,7 +62,7 @@ def _check_codes(program: Program, buffer: str) -> None:
 
 
 def _named(graph: QdqGraph, x: str, name: str) -> str:
-    """Give tensor x the name of an output and return it; another name if a tensor of the program has that one."""
+    """Give tensor x the name of an output, with `.output` appended if another tensor has that name; return the name."""
     if x != name:
         taken = {*graph.constants, *(y for node in graph.nodes for y in node.output)}
         while name in taken:

@@ -52,7 +52,7 @@ class BufferScales:
                 yield op
 
     def is_split_qkv(self, op: Linear) -> bool:
-        """Return whether every reader of a linear op selects Q, K or V from its outputs, and the whole is no output."""
+        """Return whether every reader of a linear op selects Q, K or V from its result, which is not itself an output."""
         count = self.shapes[op.y][-1]
         return (
             bool(self.readers[op.y])

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fqvit.errors import FqvitError
 from fqvit.ir.moves import Concat, Permute, Take
-from fqvit.ir.nibbles import pack
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
+from fqvit.ir.packing import pack, pack_codes
 from fqvit.ir.value import Constant
 from fqvit.lowering.emit import LoweredValue
 from fqvit.lowering.encode import encode_affine, powers, quotient_fraction, shared_shift, to_int32
@@ -19,6 +19,7 @@ from fqvit.lowering.rules.base import Lowering, Rule
 from fqvit.models import layers
 from fqvit.quant.qparams import QParams
 from fqvit.quant.weights import (
+    MAX_PACKED,
     bits_and_group,
     pixel_linear,
     quantize_linear,
@@ -83,7 +84,8 @@ def emit_linear(
         quantized = quantize_linear(
             weight, bias, q_x.channel_scales(inputs), bits, group=group, output_scales=short, halves=halves
         )
-    parts: dict[str, Constant] = {"w": quantized.w}
+    width = bits if group == 0 and bits <= MAX_PACKED else 0
+    parts: dict[str, Constant] = {"w": pack_codes(quantized.w, width) if width else quantized.w}
     if quantized.exponent is not None:
         parts = dict(zip(("w", "exponent"), pack(quantized.w, quantized.exponent, group), strict=True))
     owner = emit.weights(name, low.node.leaf, parts)
@@ -96,18 +98,18 @@ def emit_linear(
         # and clamp.
         unit = max(float(quantized.scale.max()), 0.0 if low.q is None else float(low.q.scale[0]))
         emit.requantizer(name, quantized.scale / unit, context.short)
-        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner))
+        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner, width=width))
         return LoweredValue(name, shape, unit=np.array([unit]))
     fraction = context.sum_unit(name)
     if low.q is None and fraction is not None:
         emit.requantizer(name, quantized.scale / fraction, context.short)
-        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner))
+        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner, width=width))
         return LoweredValue(name, shape, unit=np.array([fraction]))
     if low.q is None:
-        emit.op(Linear(y=name, x=x.buffer, out="acc", group=group, weights_of=owner))
+        emit.op(Linear(y=name, x=x.buffer, out="acc", group=group, weights_of=owner, width=width))
         return LoweredValue(name, shape, unit=quantized.scale)
     emit.requantizer(name, quantized.scale / low.q.channel_scales(outputs), short=context.short or short is not None)
-    emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group, weights_of=owner))
+    emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group, weights_of=owner, width=width))
     return LoweredValue(name, shape, low.q)
 
 

@@ -26,8 +26,10 @@ class Hints:
     sizes: width, depth, hidden, patch, channels, registers; those of the tensors must be equal
     unused: prefixes of timm names that the model class does not use, such as the norm that CLIP's classifier skips
     antialias: resample positions as timm does; transformers does it only for DINOv2 with registers
-    resizable: the library resamples positions by itself, so that images may have the size of the preprocessor's config
-    exact: no argument changes the structure of `architecture`, so the tensors must have exactly that structure
+    resizable: transformers resamples the position embeddings to the size of the image, so the size in
+    preprocessor_config.json applies
+    exact: nothing in timm's config.json (model_args, global_pool) changes the structure of `architecture`, so the tensors
+    must have exactly that structure
     source: where the settings come from, for messages
     """
 

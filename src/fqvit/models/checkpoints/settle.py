@@ -121,7 +121,7 @@ def _difference(found: Canonical, config: VisionConfig, distilled: bool) -> str 
     if got["distillation token"] != want["distillation token"]:
         return None  # reported by fold.py, which names the model with or without distillation
     for part, value in want.items():
-        if got[part] != value and not (part == "norm" and not got[part]):  # a missing norm is reported by its keys
+        if got[part] != value and not (part == "norm" and not got[part]):  # a missing norm is reported later, as missing keys
             return f"{part} is {got[part]}, expected {value},"
     return None
 

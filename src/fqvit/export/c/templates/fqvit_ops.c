@@ -131,14 +131,54 @@ static int32_t dot(const int8_t *w, const uint8_t *x, fqvit_type type, uint32_t 
     return acc;
 }
 
-/* value of a 4-bit two's complement code */
-static int32_t nibble(int32_t code) { return (code ^ 8) - 8; }
+/* value of a two's complement code of `width` bits */
+static int32_t signed_code(uint32_t code, uint32_t width)
+{
+    const int32_t half = (int32_t)1 << (width - 1);
+    return ((int32_t)(code & (((uint32_t)1 << width) - 1)) ^ half) - half;
+}
 
-/* sum of products of u8 inputs with packed weights, one byte (two weights) per iteration */
+/* code k of a row: `width` bits, the first code in the lowest bits of byte 0 */
+static int32_t packed_code(const uint8_t *row, uint32_t k, uint32_t width)
+{
+    const uint32_t byte = k * width / 8, bit = k * width % 8;
+    return signed_code((row[byte] | (bit + width > 8 ? (uint32_t)row[byte + 1] << 8 : 0)) >> bit, width);
+}
+
+/* sum of products of u8 inputs with 4-bit weights, one byte (two weights) per iteration */
 static int32_t dot_pairs(const uint8_t *codes, const uint8_t *x, uint32_t pairs)
 {
     int32_t sum = 0;
-    for (uint32_t i = 0; i < pairs; ++i) sum += x[2 * i] * nibble(codes[i] & 15) + x[2 * i + 1] * nibble(codes[i] >> 4);
+    for (uint32_t i = 0; i < pairs; ++i, x += 2) {
+        sum += x[0] * signed_code(codes[i], 4) + x[1] * signed_code(codes[i] >> 4, 4);
+    }
+    return sum;
+}
+
+/* sum of products of u8 inputs with 6-bit weights, three bytes (four weights) per iteration */
+static int32_t dot_quads(const uint8_t *codes, const uint8_t *x, uint32_t quads)
+{
+    int32_t sum = 0;
+    for (uint32_t i = 0; i < quads; ++i, codes += 3, x += 4) {
+        const uint32_t bits = codes[0] | (uint32_t)codes[1] << 8 | (uint32_t)codes[2] << 16;
+        sum += x[0] * signed_code(bits, 6) + x[1] * signed_code(bits >> 6, 6);
+        sum += x[2] * signed_code(bits >> 12, 6) + x[3] * signed_code(bits >> 18, 6);
+    }
+    return sum;
+}
+
+/* Sum of products with the packed weights of inputs k..end - 1. */
+static int32_t dot_codes(const fqvit_linear_op *op, const uint8_t *codes, const uint8_t *x, uint32_t k, uint32_t end)
+{
+    int32_t sum = 0;
+    if (op->x == FQVIT_U8 && op->width == 4 && k % 2 == 0) {
+        sum = dot_pairs(codes + k / 2, x + k, (end - k) / 2);
+        k += (end - k) / 2 * 2;
+    } else if (op->x == FQVIT_U8 && op->width == 6 && k % 4 == 0) {
+        sum = dot_quads(codes + k / 4 * 3, x + k, (end - k) / 4);
+        k += (end - k) / 4 * 4;
+    }
+    for (; k < end; ++k) sum += fqvit_load(x, op->x, k) * packed_code(codes, k, op->width);
     return sum;
 }
 
@@ -146,20 +186,16 @@ static int32_t dot_pairs(const uint8_t *codes, const uint8_t *x, uint32_t pairs)
  * and stays within the bound proved for the unpacked weights. */
 static int32_t dot_packed(const fqvit_linear_op *op, const uint8_t *x, uint32_t o)
 {
-    const uint32_t groups = (op->inputs + op->group - 1) / op->group; /* the last group may be shorter */
-    const uint8_t *codes = op->packed + (size_t)o * ((op->inputs + 1) / 2);
-    const uint8_t *exponent = op->exponent + (size_t)o * ((groups + 1) / 2);
+    const uint8_t *codes = op->packed + (size_t)o * ((op->inputs * op->width + 7) / 8);
+    const uint8_t *exponent;
+    uint32_t groups;
     int32_t acc = 0;
-    uint32_t k = 0;
+    if (!op->exponent) return dot_codes(op, codes, x, 0, op->inputs);
+    groups = (op->inputs + op->group - 1) / op->group; /* the last group may be shorter */
+    exponent = op->exponent + (size_t)o * ((groups + 1) / 2);
     for (uint32_t g = 0; g < groups; ++g) {
-        const uint32_t end = op->inputs - k < op->group ? op->inputs : k + op->group;
-        int32_t part = 0;
-        if (op->x == FQVIT_U8 && k % 2 == 0) {
-            part = dot_pairs(codes + k / 2, x + k, (end - k) / 2);
-            k += (end - k) / 2 * 2;
-        }
-        for (; k < end; ++k) part += fqvit_load(x, op->x, k) * nibble(codes[k / 2] >> (k % 2 * 4) & 15);
-        acc += part * ((int32_t)1 << (exponent[g / 2] >> (g % 2 * 4) & 15));
+        const uint32_t k = g * op->group, end = op->inputs - k < op->group ? op->inputs : k + op->group;
+        acc += dot_codes(op, codes, x, k, end) * ((int32_t)1 << (exponent[g / 2] >> (g % 2 * 4) & 15));
     }
     return acc;
 }

@@ -47,8 +47,9 @@ typedef struct {
     uint8_t out;
     uint32_t inputs, outputs;
     const int8_t *w;         /* [outputs][inputs], or NULL: use `packed` */
-    const uint8_t *packed;   /* 4-bit weights, two per byte, low bits first */
-    const uint8_t *exponent; /* 4 bits per group, two per byte: its weights are multiplied by 2^exponent */
+    const uint8_t *packed;   /* weights of `width` bits, low bits first; each row starts at a byte */
+    uint32_t width;
+    const uint8_t *exponent; /* 4 bits per group, two per byte: its weights are multiplied by 2^exponent; or NULL */
     uint32_t group;          /* weights per group */
     const int32_t *bias, *mult;
     const uint8_t *shift;

@@ -1,4 +1,4 @@
-"""Tests of packed 4-bit weights: packing, the Linear that stores them, and the constants that verify() rejects."""
+"""Tests of packed weights: packing, the Linear that stores them, and the constants that verify() rejects."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fqvit.errors import FqvitError
 from fqvit.ir.moves import Concat
-from fqvit.ir.nibbles import pack, unpack
 from fqvit.ir.ops import Add, Linear, Term
+from fqvit.ir.packing import pack, pack_codes, unpack, unpack_codes
 from fqvit.ir.program import Program
 from fqvit.runtime.reference import Reference, run
 from tests.factories import assert_same, few, many
@@ -61,6 +61,32 @@ def test_unpack_and_pack_are_inverse_for_all_codes_and_exponents() -> None:
     again, same = pack(w, unpacked_exponents, 2)
     assert_same(again, codes, "codes")
     assert_same(same, exponents, "exponents")
+
+
+@many
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 70), st.integers(2, 40), st.integers(2, 7))
+def test_unpack_inverts_pack_at_every_width(seed: int, outputs: int, inputs: int, group: int, width: int) -> None:
+    rng, half = np.random.default_rng(seed), 2 ** (width - 1)
+    codes = rng.integers(-half, half, (outputs, inputs), dtype=np.int8)
+    packed = pack_codes(codes, width)
+    assert packed.dtype == np.uint8 and packed.shape == (outputs, -(-inputs * width // 8))
+    assert_same(unpack_codes(packed, inputs, width), codes, "unpacked weights")
+    for row, one in zip(packed, codes, strict=True):  # a row is one number, the first code in its lowest bits
+        number = int.from_bytes(row.tobytes(), "little")
+        assert number == sum((int(code) % 2**width) << width * k for k, code in enumerate(one))
+    exponent = rng.integers(0, 9 - width, (outputs, -(-inputs // group)), dtype=np.uint8)
+    w = codes * (1 << exponent[:, np.arange(inputs) // group]).astype(np.int8)
+    assert_same(unpack(*pack(w, exponent, group, width), inputs, group, width), w, "weights in groups")
+
+
+def test_four_6_bit_codes_fill_three_bytes() -> None:
+    """The example of docs/reference/format.md."""
+    assert pack_codes(np.array([[1, -1, 31, -32, 5]], np.int8), 6).tolist() == [[0xC1, 0xFF, 0x81, 0x05]]
+
+
+def test_all_6_bit_codes_unpack_at_every_place() -> None:
+    codes = np.array([[np.roll(np.arange(-32, 32), place) for place in range(4)]], np.int8).reshape(4, 64)
+    assert_same(unpack_codes(pack_codes(codes, 6), 64, 6), codes, "codes")
 
 
 def test_the_extremes_of_int8_unpack() -> None:
@@ -184,10 +210,10 @@ REJECTED: dict[str, tuple[Any, str]] = {
     "one row of exponents": (lambda: changed(exponent=np.zeros((1, 1), np.uint8)), "'y.exponent' has shape"),
     "flat exponents": (lambda: changed(exponent=np.zeros(5, np.uint8)), "'y.exponent' has shape"),
     "no outputs": (lambda: changed(w=np.zeros((0, 3), np.uint8)), "'y.w' has shape"),
-    "a nonzero padding code": (lambda: odd(w=PADDED), "odd: constant 'odd.w' has a padding nibble that is not 0"),
+    "a nonzero padding code": (lambda: odd(w=PADDED), "odd: constant 'odd.w' has a padding bit that is not 0"),
     "a nonzero padding exponent": (
         lambda: odd(exponent=np.full((5, 2), 0x10, np.uint8)),
-        "odd: constant 'odd.exponent' has a padding nibble that is not 0",
+        "odd: constant 'odd.exponent' has a padding bit that is not 0",
     ),
     "group 1": (lambda: with_group(1), "y: group is 1, expected 0 or 2 to 65536"),
     "group -4": (lambda: with_group(-4), "y: group is -4"),
@@ -203,6 +229,36 @@ REJECTED: dict[str, tuple[Any, str]] = {
         "s: reads 'y.exponent'",
     ),
 }
+
+
+def narrow(width: int, w: Any = None, group: int = 0) -> Program:
+    """Return a program whose Linear has weights of `width` bits. w: its constant; None: valid zeros"""
+    parts = linear_parts("y") | {"y.w": np.zeros((5, -(-C * max(width, 1) // 8)), np.uint8) if w is None else w}
+    return program_of([Linear(y="y", x="x", width=width, group=group), Concat(y="z", xs=("x",))], parts)
+
+
+REJECTED |= {
+    "width 1": (lambda: narrow(1), "y: width is 1, expected 0 or 2 to 7"),
+    "width 8": (lambda: narrow(8), "y: width is 8"),
+    "width -6": (lambda: narrow(-6), "y: width is -6"),
+    "width 10^30": (lambda: narrow(6, group=0) and narrow(10**30, np.zeros((5, 5), np.uint8)), "y: width is 10+"),
+    "int8 weights with a width": (lambda: narrow(6, W), "'y.w' is int8, expected u8"),
+    "6-bit codes for more inputs": (lambda: narrow(6, np.zeros((5, 6), np.uint8)), "'y.w' has shape"),
+    "a nonzero padding bit": (lambda: narrow(6, np.full((5, 5), 0x10, np.uint8)), "'y.w' has a padding bit that is not 0"),
+    "a width with a group but no exponents": (lambda: narrow(6, group=2), "constant 'y.exponent' is missing"),
+    "a width in version 1": (
+        lambda: Program(msgspec.structs.replace(narrow(6).header, version=1), narrow(6).constants),
+        "format version 1, but linear ops with a width need 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("width", range(2, 8))
+def test_verify_accepts_every_width(width: int) -> None:
+    program = narrow(width)
+    program.verify()
+    (op,) = (op for op in program.unpacked().ops if isinstance(op, Linear))
+    assert op.width == 0 and program.header.version == 2 and program.unpacked().constants["y.w"].shape == (5, C)
 
 
 @pytest.mark.parametrize("case", REJECTED)

@@ -1,0 +1,18 @@
+// Replaces the parts of the C++ library that print to a terminal before they abort: a module has none, and without them
+// it imports no system calls and is smaller. An abort becomes a trap, which JavaScript sees as a
+// WebAssembly.RuntimeError.
+#include <cstdlib>
+
+extern "C" {
+
+[[noreturn]] void __abort_message(const char*, ...) { std::abort(); }
+
+}  // extern "C"
+
+namespace std {
+
+inline namespace __1 {
+[[noreturn]] void __libcpp_verbose_abort(const char*, ...) noexcept { abort(); }
+}  // namespace __1
+
+}  // namespace std

@@ -1,0 +1,1 @@
+"""Run programs in the browser: write and serve the web page that contains the engine as WebAssembly."""

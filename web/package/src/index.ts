@@ -1,0 +1,2 @@
+// The types of every entry point.
+export * from "./browser.js";

@@ -1,0 +1,16 @@
+// What differs between browsers and Node.js. platform.browser.ts and platform.node.ts implement it.
+
+/** A started worker. `listen` is called once, before the first message. */
+export interface Thread {
+  post(message: unknown, transfer: ArrayBuffer[]): void;
+  listen(onMessage: (data: unknown) => void, onError: (message: string) => void): void;
+  end(): void;
+}
+
+export interface Platform {
+  startWorker(): Thread;
+  /** Read a file by its address. name: for messages   maxBytes: of the file */
+  read(address: string | URL, name: string, maxBytes: number): Promise<Uint8Array>;
+  /** Return the bytes of the WebAssembly module of this package. */
+  moduleBytes(instructionSet: "simd128" | "scalar"): Promise<Uint8Array>;
+}
