@@ -34,10 +34,10 @@ from fqvit.quant.qparams import QParams
 from fqvit.quant.weights import bits_and_group, short_output_scales
 from fqvit.system.progress import Progress
 
-STEPS = 100  # of Adam per segment
+STEPS = 60  # of Adam per segment
 TOKENS = 512  # per step, for segments that treat tokens alike
 IMAGES_PER_STEP = 4  # for other segments
-IMPORTANCE_IMAGES = 64
+IMPORTANCE_IMAGES = 48
 # Learning rates; they rise for WARMUP steps and then follow a cosine to 0.
 CODE_RATE = 0.015  # of weights, in codes
 SCALE_RATE = 0.01  # of the logarithms of scales
