@@ -78,7 +78,8 @@ struct Norm {
     bool fits_i32;          // every C v - M1 fits in i32, |t| < 2^30, shift >= 32 and fraction is 24
     bool per_tensor;      // fits_i32, all alpha are 0, C is a multiple of 16 and v is x minus the offset below, as i16
     std::int16_t offset;  // per_tensor: the zero point, or any number if it cancels because of the centering
-    // Set by QuickNorm (quick_norm.h), or null.
+    // Set by QuickNorm (quick_norm.h), or null. Each 16 elements of quick_b are those of the even channels, then those
+    // of the odd ones.
     const std::int32_t* quick_g;
     const std::int64_t* quick_b;
     int quick_shift;

@@ -33,11 +33,12 @@ def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
         and bits["fast"] == (7, 8, 4)
     )
     assert {bits[name] for name in ["fq-vit-8", *baselines, *floating]} == {(8, 8, 8)}
-    assert [name for name, r in RECIPES.items() if r.residual == "ptf"] == ["npu", "auto", *paper]
+    assert [name for name, r in RECIPES.items() if r.residual == "ptf"] == ["npu", *paper]
     assert [name for name, r in RECIPES.items() if r.log2_attention] == ["fq-vit", "fq-vit-original"]
     assert [name for name, r in RECIPES.items() if r.channels] == OURS
     assert [name for name, r in RECIPES.items() if r.attention == "relative"] == OURS
-    assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["w4", "embedding"]
+    assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["w4", "auto"]
+    assert [name for name, r in RECIPES.items() if r.rounding == "weighted"] == ["embedding"]
     assert [name for name, r in RECIPES.items() if r.rounding == "reconstructed"] == ["w6a6", "w4a4"]
     assert [name for name, r in RECIPES.items() if r.gelu == "spaced" or r.ranges == "least-error"] == ["w6a6", "w4a4"]
     assert [name for name, r in RECIPES.items() if r.max_loss is not None] == ["auto"]
@@ -46,15 +47,15 @@ def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
     assert {name: r.shuffle for name, r in RECIPES.items() if r.shuffle is not None} == {"fq-vit-original": 0}
     assert RECIPES["fq-vit-original"].momentum == 0.01 and RECIPES["fq-vit-original"].last_batch
     assert {name: r.position_bits for name, r in RECIPES.items() if r.position_bits != 16} == {"fq-vit-original": 8}
-    new = ("levels", "keys", "scores", "gelu_floor")
+    new = ("levels", "keys", "scores", "values", "gelu_floor")
     assert {
         n: [getattr(r, f) for f in new]
         for n, r in RECIPES.items()
         if n == "embedding" or any(getattr(r, f) != getattr(RECIPES["fq-vit"], f) for f in new)
     } == {
-        "w6a6": ["curve", "leveled", "attended", 0.0],
-        "w4a4": ["curve", "leveled", "attended", 0.0],
-        "embedding": ["curve", "leveled", "attended", 0.9],
+        "w6a6": ["curve", "leveled", "attended", "observed", 0.0],
+        "w4a4": ["curve", "leveled", "attended", "observed", 0.0],
+        "embedding": ["curve", "leveled", "attended", "widened", 0.9],
     }
     assert [name for name, r in RECIPES.items() if r.symmetric] == ["npu", "ptq-vit"]
     assert [name for name, r in RECIPES.items() if r.mult == "short"] == ["npu"] and all(r.zero_code for r in RECIPES.values())
@@ -85,7 +86,7 @@ def test_the_named_recipes_keep_the_values_that_were_measured() -> None:
         "w4a4": 4,
         "fast": 7,
     }
-    assert {name: r.weight_group for name, r in RECIPES.items() if r.weight_group} == {"w4": 16, "w4a4": 16}
+    assert {name: r.weight_group for name, r in RECIPES.items() if r.weight_group} == {"w4": 16, "w4a4": 16, "auto": 16}
     assert {name: r.k for name, r in RECIPES.items() if r.k != 3} == dict.fromkeys(OURS, 4)
     assert RECIPES["auto"].max_loss == 0.5 and RECIPES["ema"].momentum == 0.01 and RECIPES["percentile"].quantile == 0.99999
 

@@ -125,7 +125,14 @@ def quantize(
     max_loss: Annotated[
         float | None, typer.Option(metavar="X", help="Percentage points of top-1 accuracy that recipe auto may lose.")
     ] = None,
+    max_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Largest file that recipe auto may write, such as 4.5MB or 4500000.")
+    ] = None,
     classes: Classes = None,
+    save_recipe: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="Also save the recipe, with all widths that auto chose, for --recipe."),
+    ] = None,
     save_calibration: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Also save the calibration to this file.")
     ] = None,
@@ -154,7 +161,9 @@ def quantize(
         images=images,
         k=k,
         max_loss=max_loss,
+        max_size=max_size,
         classes=classes,
+        save_recipe=save_recipe,
         save_calibration=save_calibration,
         calibration_file=calibration,
         out=out,

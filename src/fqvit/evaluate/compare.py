@@ -20,11 +20,12 @@ from torch import Tensor
 
 from fqvit.errors import FqvitError
 from fqvit.evaluate.similarity import COMPARED_KINDS, OutputSimilarity, OutputVectors, cosines, described_outputs
+from fqvit.ir.moves import Concat
 from fqvit.ir.ops import Add
 from fqvit.ir.ops import Linear as LinearOp
 from fqvit.ir.program import Header, Output, Program, Site
 from fqvit.models.graph import Features, Node
-from fqvit.models.layers import Linear
+from fqvit.models.layers import Linear, Patches
 from fqvit.models.load import FloatModel, class_count
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
@@ -33,7 +34,7 @@ from fqvit.quant.fit import site_shapes
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import Simulation
-from fqvit.quant.weights import QuantizedLinear
+from fqvit.quant.weights import QuantizedLinear, pixel_zero
 from fqvit.runtime.reference import Integers, Reference
 
 See = Callable[[str, Tensor, Tensor], None]
@@ -99,7 +100,7 @@ class Comparer:
         if calibration.recipe.keys != "plain":
             calibration = dataclasses.replace(calibration, centers=self._key_centers())
             self.graph, self.simulation = calibration.graph(self.model), Simulation(self.model, calibration)
-        if calibration.recipe.rounding == "compensated":
+        if calibration.recipe.rounding in ("compensated", "weighted"):
             self._use_weights_of_program()
         self.qparams = dict(self.simulation.sites)
         outputs = program.header.outputs
@@ -114,15 +115,25 @@ class Comparer:
         """Simulate with the weights of the program: compensated weights cannot be recomputed without calibration images."""
         constants = self.program.unpacked().constants
         for node in self.graph.nodes:
-            if not isinstance(node.leaf, Linear) or (q := self.simulation.input_q(node)) is None:
+            if not isinstance(node.leaf, Linear | Patches) or (zeros := self._input_zeros(node)) is None:
                 continue
             w, bias = (constants.get(f"{node.name}.{part}", np.zeros(0, np.int8)).astype(np.int64) for part in ("w", "bias"))
-            outputs, inputs = node.leaf.weight.shape
+            outputs, inputs = node.leaf.weight.flatten(1).shape
             if w.shape != (outputs, inputs) or bias.shape != (outputs,):
                 said = f"{node.name}: the program has no {outputs} x {inputs} linear layer of this name"
                 raise FqvitError(f"{said}. Quantize again with these weights.")
             scale = self._scale_of(node.name, outputs)
-            self.simulation.use(node, QuantizedLinear(w.astype(np.int8), scale, bias + w @ q.channel_zeros(inputs)))
+            self.simulation.use(node, QuantizedLinear(w.astype(np.int8), scale, bias + w @ zeros))
+
+    def _input_zeros(self, node: Node) -> NDArray[np.int64] | None:
+        """Return the zero points [K] of a layer's inputs, or None if its weights are those of the simulation already."""
+        assert isinstance(node.leaf, Linear | Patches)
+        inputs = node.leaf.weight.flatten(1).shape[1]
+        if isinstance(node.leaf, Patches):
+            weighted = self.simulation.calibration.recipe.rounding == "weighted"
+            return np.full(inputs, pixel_zero(self.program.header.preprocess)) if weighted else None
+        q = self.simulation.input_q(node)
+        return None if q is None else q.channel_zeros(inputs)
 
     @torch.no_grad()
     def _key_centers(self) -> dict[str, NDArray[np.float64]]:
@@ -149,6 +160,8 @@ class Comparer:
         """Return the scale [O] of a linear layer's accumulator, derived from the op that requantizes it."""
         constants, sites = self.program.constants, self.simulation.sites
         for op in self.program.ops:
+            if isinstance(op, Concat) and name in op.xs:
+                name = op.y
             if isinstance(op, LinearOp) and op.y == name and op.out != "acc":
                 own = self.accumulators.get(name, self.program.header.output)
                 scale = own.scale if op.out == "i32" else sites[name].channel_scales(outputs)

@@ -116,5 +116,5 @@ def sample_size(recipe: Recipe) -> int:
     """Return the number of images that a recipe reads again once ranges are known; 0 if it reads none again."""
     if recipe.rounding == "bit-split":
         return FIT_IMAGES
-    refined = recipe.rounding != "nearest" or recipe.intervals != "observed" or recipe.keys == "leveled"
-    return SAMPLE_IMAGES if refined or recipe.max_loss is not None else 0
+    refined = recipe.rounding != "nearest" or recipe.intervals != "observed" or recipe.max_loss is not None
+    return SAMPLE_IMAGES if refined or recipe.keys == "leveled" or recipe.values == "widened" else 0

@@ -34,7 +34,7 @@ from fqvit.quant.calibration import Calibration
 from fqvit.quant.centering import center, key_centers
 from fqvit.quant.channels import ChannelRange
 from fqvit.quant.leveling import level_keys
-from fqvit.quant.methods import auto
+from fqvit.quant.methods import auto, narrow
 from fqvit.quant.methods.bitsplit import bit_split
 from fqvit.quant.methods.compensate import compensate
 from fqvit.quant.methods.reconstruct import reconstruct
@@ -44,6 +44,8 @@ from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import table_softmax
+from fqvit.quant.values import widen_values
+from fqvit.quant.weights import check_layers
 from fqvit.system.progress import Progress
 
 Call = Callable[[Node, list[Tensor]], Tensor]
@@ -138,6 +140,11 @@ class FloatPass:
         found = level_keys(self.graph, self.model.preprocess, parts, images, self.where)
         self.centers = {name: constant + found.get(name, 0.0) for name, constant in self.centers.items()}
 
+    def widen_values(self, images: NDArray[np.uint8]) -> None:
+        """Widen the ranges of V where attention times V gains more than V loses; see values.py. images: uint8 [n, H, W, C]"""
+        parts = [{name: site.parts for name, site in observed.items()} for observed in self.observers]
+        widen_values(self.graph, self.model.preprocess, parts, images, self.where)
+
     def state(self) -> dict[str, Any]:
         sites = [{name: site.state() for name, site in observed.items()} for observed in self.observers]
         return {"seen": self.seen, "sites": sites}
@@ -160,6 +167,7 @@ def calibrate(
     features: Features | None = None,
     progress: Progress | None = None,
     workers: Workers = SINGLE_PROCESS,
+    size_of: narrow.SizeOf | None = None,
 ) -> Calibration:
     """Observe every site of `model` on `images` and return its quantization parameters.
 
@@ -169,6 +177,7 @@ def calibrate(
     model itself. features: deprecated, use outputs.
     progress(items, count, label): wraps long loops, for example fqvit.system.progress.track.
     workers: the processes that share a Source. Each of them must call this function, and each gets the same result.
+    size_of(calibration): the size of its file in bytes, for recipes with max_size: file_size(lower(model, calibration)).
     """
     # Tracing captures parameters, so the model must be on its device first.
     where = device_of(device)
@@ -184,6 +193,9 @@ def calibrate(
     graph = output_graph(module, size, kind, names)
     if recipe.max_loss is not None:
         auto.check(kind, names)
+    if recipe.max_size is not None and size_of is None:
+        raise FqvitError(f"recipe {recipe.name}: max_size needs the argument size_of, which measures the file.")
+    check_layers(graph, recipe)
     workers.agree("weights", f"{model.name} {model.source}", "Every machine needs the same checkpoint.")
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
     centers = key_centers(graph, model.preprocess, where) if recipe.keys != "plain" else {}
@@ -195,7 +207,7 @@ def calibrate(
         sample = _observe_arrays(observed, images, recipe)
     result = None
     if workers.first:
-        result = _finish(observed, recipe, (kind, names), sample, progress)
+        result = _finish(observed, recipe, (kind, names), sample, progress, size_of)
     return distribute.broadcast(result, workers)
 
 
@@ -220,6 +232,7 @@ def _finish(
     wanted: tuple[Features, tuple[str, ...]],
     sample: Callable[[], NDArray[np.uint8]],
     progress: Progress | None,
+    size_of: narrow.SizeOf | None,
 ) -> Calibration:
     """Compute the parameters of all sites, then run the methods that the recipe enables on the sample.
 
@@ -231,6 +244,8 @@ def _finish(
     images = sample() if sample_size(recipe) else None
     if images is not None and recipe.keys == "leveled":
         observed.level_keys(images)
+    if images is not None and recipe.values == "widened":
+        observed.widen_values(images)
     calibrations = [
         Calibration(
             each,
@@ -247,7 +262,8 @@ def _finish(
         return calibration
     if recipe.max_loss is not None:
         calibration = auto.choose(model, calibrations[0], calibrations[1], images, progress)
-    if recipe.rounding == "compensated":
+        calibration = narrow.choose(model, calibration, recipe, images, size_of, progress)
+    if recipe.rounding in ("compensated", "weighted") and not calibration.weights:
         calibration = compensate(model, calibration, images, progress)
     if recipe.rounding == "reconstructed":
         calibration = reconstruct(model, calibration, images, progress)

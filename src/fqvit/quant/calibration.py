@@ -47,10 +47,21 @@ class Raised(msgspec.Struct, frozen=True):
     gain: float
 
 
+class Narrowed(msgspec.Struct, frozen=True):
+    """One step that narrows the weights of a layer: bits before and after, the KL divergence it adds, the bytes it saves."""
+
+    layer: str
+    before: int
+    after: int
+    cost: float
+    saved: int
+
+
 class Choice(msgspec.Struct, frozen=True):
     """The choice of recipe `auto`.
 
-    start: nothing raised   end: the chosen units raised   reached: whether end.loss <= max_loss   units: number of candidates
+    start: nothing changed   end: the chosen units raised and layers narrowed   units, layers: numbers of candidates
+    reached: whether end.loss <= max_loss; with max_size whether the file is at most that large   bytes: its size, if known
     """
 
     max_loss: float
@@ -60,6 +71,10 @@ class Choice(msgspec.Struct, frozen=True):
     reached: bool
     units: int
     raised: list[Raised]
+    narrowed: list[Narrowed] = []
+    layers: int = 0
+    max_size: int | None = None
+    bytes: int | None = None
 
 
 class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -64,6 +64,10 @@ class ChannelRange(Observer):
         """Move the observed range of each channel by a constant [C], as if every observed value had contained it."""
         self._low, self._high = self._low + constant, self._high + constant
 
+    def cover(self, low: Floats, high: Floats) -> None:
+        """Pretend to have observed these values [C], too."""
+        self._widen(low, high)
+
     def _merge(self, later: Self) -> None:
         if len(later._low):  # empty if no batch of the later observer was finite
             self._widen(later._low, later._high)

@@ -36,7 +36,7 @@ def check_fit(
             raise FqvitError(
                 f"{name}: weights of shape {list(weights.w.shape)} do not fit {model}. Calibrate this model again."
             )
-        if not fits_groups(weights, *bits_and_group(calibration.recipe, graph.node(name).leaf)):
+        if not fits_groups(weights, *bits_and_group(calibration.recipe, graph.node(name))):
             raise FqvitError(
                 f"{name}: weights do not have the bits and groups of recipe {calibration.recipe.name}. Calibrate again."
             )

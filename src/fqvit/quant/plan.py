@@ -149,11 +149,15 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
 def _feeds_output(graph: Graph, name: str, recipe: Recipe) -> bool:
     """Return whether only output layers that keep 8 bits read the site, directly or through data movement."""
     readers = [node for node in graph.nodes if name in node.inputs]
-    return bool(readers) and all(
-        _feeds_output(graph, node.name, recipe)
-        if node.leaf.role == "route"
-        else isinstance(node.leaf, Linear) and node.leaf.role == "logits" and bits_and_group(recipe, node.leaf)[0] == 8
-        for node in readers
+    return (
+        recipe.ranges == "least-error"
+        and bool(readers)
+        and all(
+            _feeds_output(graph, node.name, recipe)
+            if node.leaf.role == "route"
+            else isinstance(node.leaf, Linear) and node.leaf.role == "logits" and bits_and_group(recipe, node)[0] == 8
+            for node in readers
+        )
     )
 
 
@@ -163,7 +167,7 @@ def _plan_output(node: Node, recipe: Recipe, rule: SiteRule) -> SitePlan:
     bits = leaf.bits or rule.bits or recipe.activation_bits
     observer = rule.observer or ("minmax" if bits > 8 else recipe.observer)
     _check_observer(node, observer)
-    # Vectors of length 1 have no larger elements; with wide codes, covering them all costs nothing.
+    # The elements of a vector of length 1 are within -1..1; with wide codes, covering this range costs nothing.
     whole = (-1.0, 1.0) if leaf.symmetric and bits > 8 else None
     symmetric = recipe.symmetric or leaf.symmetric
     return SitePlan(node.name, "range", bits, "output", observer, fixed=rule.range or whole, symmetric=symmetric)  # type: ignore[arg-type]

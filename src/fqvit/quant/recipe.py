@@ -44,11 +44,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: str
     weight_bits: Bits = 8
     weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights per shared exponent, at 4 bits or less; 0: no groups
+    layer_bits: dict[str, Bits] = {}  # bits of the weights of single layers, by name or pattern such as "blocks.*.mlp.fc1"
     weight_ends: Literal["codes", "halves"] = "codes"  # max|w| / scale at 8 bits: 127, or 127.5 and saturated
-    # Weights are rounded to nearest; column by column, so that later columns and biases compensate earlier errors
-    # (compensate.py); so, and then learned segment by segment together with scales and biases (reconstruct.py); or bit by bit
-    # for the least output error (bitsplit.py).
-    rounding: Literal["nearest", "compensated", "reconstructed", "bit-split"] = "nearest"
+    # Weights are rounded to nearest; column by column, so that later columns and biases compensate earlier errors, with all
+    # tokens equal or weighted by their influence on the outputs (compensate.py); compensated and then learned segment by
+    # segment, together with scales and biases (reconstruct.py); or bit by bit for the least output error (bitsplit.py).
+    rounding: Literal["nearest", "compensated", "weighted", "reconstructed", "bit-split"] = "nearest"
     activation_bits: Bits = 8
     attention_bits: Bits = 4
     observer: RangeObserver = "minmax"
@@ -67,6 +68,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keys: Literal["plain", "centered", "leveled"] = "plain"
     # Scores: the range by `observer`, or only the part of it that attention depends on.
     scores: Literal["observed", "attended"] = "observed"
+    # With `channels`: V has the observed ranges, or wider ones where these allow finer codes for attention times V (values.py).
+    values: Literal["observed", "widened"] = "observed"
     zero_code: bool = True  # the last log2 code means 0 rather than 2^-15
     exp: Literal["table", "polynomial", "coarse"] = "table"  # exact; the paper's I-Exp; I-Exp as the paper's code evaluates it
     branches: Literal["accumulator", "codes"] = "accumulator"  # outputs of proj, fc2 and the patch embedding before the sum
@@ -96,12 +99,18 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     intervals: Literal["observed", "similarity"] = "observed"
     # `auto`: raise the bits of sites until the top-1 loss, estimated without labels, is at most this many percentage points.
     max_loss: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    # `auto`: bits that weights of single layers may be narrowed to, until the loss reaches max_loss, or until the file has at
+    # most max_size bytes.
+    widths: tuple[Bits, ...] = ()
+    max_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     def __post_init__(self) -> None:
         if 0 < self.weight_group < 8:
             raise ValueError(f"weight_group {self.weight_group} must be 0 or 8 to 256")
         if self.nonlinear == "float" and self.max_loss is not None:
             raise ValueError("max_loss requires nonlinear integer")
+        if self.max_loss is None and (self.widths or self.max_size is not None):
+            raise ValueError("widths and max_size require max_loss")
         if self.ranges == "least-error" and self.rounding not in ("compensated", "reconstructed"):
             raise ValueError("ranges least-error requires rounding compensated or reconstructed")
         if self.rounding == "reconstructed" and self.ranges != "least-error":
@@ -150,10 +159,11 @@ _OURS: dict[str, Any] = {
 # Features are compared with each other directly, so every part of them counts, not just the best class.
 _EMBEDDING: dict[str, Any] = {
     **_OURS,
-    "rounding": "compensated",
+    "rounding": "weighted",
     "levels": "curve",
     "keys": "leveled",
     "scores": "attended",
+    "values": "widened",
     "gelu_floor": 0.9,
 }
 
@@ -188,7 +198,7 @@ RECIPES = {
         Recipe(name="fast", weight_bits=7, **_OURS),
         Recipe(name="embedding", **_EMBEDDING),
         Recipe(name="npu", attention="relative", channels=True, k=4, **_NPU),
-        Recipe(name="auto", attention="relative", channels=True, k=4, max_loss=0.5),
+        Recipe(name="auto", weight_group=16, rounding="compensated", widths=(4, 6), max_loss=0.5, **_OURS),
         Recipe(name="fq-vit"),
         Recipe(name="fq-vit-8", attention="uniform", attention_bits=8),
         Recipe(
@@ -268,6 +278,7 @@ def check_detector(recipe: Recipe) -> None:
         ("rounding", recipe.rounding, "nearest"),
         ("intervals", recipe.intervals, "observed"),
         ("keys", recipe.keys, "plain"),
+        ("values", recipe.values, "observed"),
     ):
         if value != only:
             problem = f"recipe {recipe.name}: {field} is {value}, which detectors do not support"
@@ -308,6 +319,6 @@ def with_methods(recipe: Recipe) -> Recipe:
         return recipe
     group = WEIGHT_GROUP if recipe.weight_bits <= 4 else 0
     if recipe.activation_bits == 8:
-        rounding = recipe.rounding if recipe.rounding == "reconstructed" else "compensated"
+        rounding = "compensated" if recipe.rounding == "nearest" else recipe.rounding
         return msgspec.structs.replace(recipe, rounding=rounding, weight_group=group)
     return msgspec.structs.replace(recipe, weight_group=group, sites={**_LOW_SITES, **recipe.sites}, **_LOW)

@@ -6,14 +6,17 @@ Shared by lowering and simulation, so that both use the same integers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.data.preprocess import Preprocess
+from fqvit.errors import FqvitError
 from fqvit.ir.packing import GROUP_WIDTH, max_exponent
 from fqvit.models import general, layers, maps
+from fqvit.models.graph import Graph, Node
 from fqvit.quant.qparams import QParams, affine
 from fqvit.quant.recipe import Recipe
 
@@ -70,16 +73,30 @@ def depthwise_weights(leaf: general.Depthwise, q: QParams) -> QuantizedLinear:
     return quantize_linear(weight * q.channel_scales(channels)[:, None], _double(leaf.bias), np.ones(1), 8)
 
 
-def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
+def bits_and_group(recipe: Recipe, node: Node) -> tuple[int, int]:
     """Return the number of bits of a linear layer's weights, and how many weights share an exponent (0: no groups).
 
-    Groups are for at most 4 bits. With groups, and with weights that are not just rounded to nearest, the patch embedding and
-    the output layers keep 8 bits: they are small and sensitive.
+    Groups are for at most 4 bits. With groups, and with weights that are learned or compensated, the patch embedding and the
+    output layers keep 8 bits: they are small and sensitive. A pattern in recipe.layer_bits that matches the name of the layer
+    overrides both; the last one wins.
     """
+    leaf = node.leaf
+    own = [bits for pattern, bits in recipe.layer_bits.items() if fnmatchcase(node.name, pattern)]
+    if own:
+        return own[-1], recipe.weight_group if own[-1] <= 4 else 0
     group = recipe.weight_group if recipe.weight_bits <= 4 else 0
     keeps_ends = group > 0 or recipe.rounding in ("compensated", "reconstructed")
     ends = isinstance(leaf, layers.Patches | general.Stem) or leaf.role in ("logits", "deltas", "pooled", "output")
     return (8, 0) if keeps_ends and ends else (recipe.weight_bits, group)
+
+
+def check_layers(graph: Graph, recipe: Recipe) -> None:
+    """Raise FqvitError for a pattern of recipe.layer_bits that matches no layer with weights."""
+    names = [node.name for node in graph.nodes if isinstance(node.leaf, LinearLeaf | layers.Patches | general.Stem)]
+    for pattern in recipe.layer_bits:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            problem = f"recipe {recipe.name}: layer_bits {pattern!r} matches no layer with weights"
+            raise FqvitError(f"{problem}. Use names such as {names[-1]}.")
 
 
 def short_output_scales(recipe: Recipe, leaf: layers.Leaf, q: QParams | None, outputs: int) -> NDArray[np.float64] | None:

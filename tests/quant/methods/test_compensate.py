@@ -17,10 +17,12 @@ from fqvit.models import layers
 from fqvit.models.graph import Node, run_float, trace
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.methods.compensate import BLOCK, Moments, compensate, fit, round_columns
+from fqvit.quant.methods.compensate import BLOCK, Moments, compensate, round_columns
+from fqvit.quant.methods.compensate import fit as fit_layer
+from fqvit.quant.methods.lockstep import LinearLayer
 from fqvit.quant.recipe import RECIPES
 from fqvit.quant.simulate import Simulation
-from fqvit.quant.weights import fits_groups
+from fqvit.quant.weights import QuantizedLinear, fits_groups
 from tests.factories import calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
 
@@ -34,6 +36,10 @@ def correlated(seed: int, size: int, rows: int = 400) -> Tensor:
     x = torch.randn(rows, len(mix), generator=generator, dtype=torch.float64) @ mix
     x += 0.1 * torch.randn(rows, size, generator=generator, dtype=torch.float64)
     return x * torch.rand(size, generator=generator, dtype=torch.float64) + torch.randn(size, generator=generator)
+
+
+def fit(node: Node, moments: Moments, input_scales: np.ndarray, calibration: Calibration) -> QuantizedLinear:
+    return fit_layer(node, moments, input_scales, calibration, LinearLayer.of(node, float_model("vit").preprocess))
 
 
 def covariance(x: Tensor) -> Tensor:
@@ -273,3 +279,27 @@ def test_lowering_rejects_weights_of_other_shapes_bits_or_groups() -> None:
             lower(model, broken)
     with pytest.raises(FqvitError, match="nowhere: weights of"):
         lower(model, replace(calibration, weights={"nowhere": found}))
+
+
+def test_moments_weight_the_positions() -> None:
+    """A weight of 2 is the same as observing the position twice."""
+    x = correlated(3, 5, 60).reshape(10, 6, 5)
+    weights = torch.tensor([2.0, 0.0, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+    found = Moments.of([x[:4], x[4:]], [x[:4] + 1, x[4:] + 1], weights)
+    same = Moments.of([x[:, [0, 0, 2, 3, 4, 5]]], [x[:, [0, 0, 2, 3, 4, 5]] + 1])
+    for name in ("covariance", "mean_simulated", "mean_float"):
+        torch.testing.assert_close(getattr(found, name), getattr(same, name), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["vit", "padded swin"])
+def test_weighted_rounding_covers_the_patch_embedding(kind: str) -> None:
+    model = float_model(kind)
+    recipe = msgspec.structs.replace(RECIPES["embedding"], keys="plain")
+    calibration = calibration_of(model, recipe)
+    assert "patch_embed.proj" in calibration.weights
+    plain = calibration_of(model, msgspec.structs.replace(recipe, rounding="nearest"))
+    images = images_for(model.preprocess, 32, 2)
+    exact = run_float(trace(model.module), normalise(images, model.preprocess))
+    errors = [float((Simulation(model, each).run(images) - exact).square().mean()) for each in (calibration, plain)]
+    assert errors[0] < 2 * errors[1]
+    lower(model, calibration)

@@ -1,4 +1,4 @@
-// Decode PNG files with the same pixels as Pillow: 8 bits per sample, alpha, gamma and color profiles ignored.
+// Decode PNG files to the same pixels as Pillow: 8 bits per sample; alpha, gamma and color profiles are ignored.
 // Browsers multiply by alpha and convert colors when they draw an image, so their pixels can differ.
 import { FqvitError } from "./errors.js";
 import type { Image } from "./types.js";
@@ -76,7 +76,7 @@ function readChunks(file: Uint8Array, name: string, maxPixels: number): Chunks {
     if (header === null) header = readHeader(type, body, name, maxPixels);
     else if (type === "PLTE") palette = body.slice();
     else if (type === "IDAT") compressed.push(body);
-    else if (type === "eXIf") throw new FqvitError(`${name}: a PNG with EXIF data, which may rotate it. Save it without, or use decodeImage() in a browser.`);
+    else if (type === "eXIf") throw new FqvitError(`${name}: a PNG with EXIF data, which may rotate it. Save it without EXIF data, or use decodeImage() in a browser.`);
     else if (type === "IEND") return { ...header, palette, compressed };
     at += 12 + length;
   }

@@ -76,7 +76,7 @@ def emit_linear(
     context, emit, q_x = low.context, low.emit, x.codes()
     name = name or low.site
     outputs, inputs = weight.shape
-    bits, group = bits_and_group(context.calibration.recipe, low.node.leaf)
+    bits, group = bits_and_group(context.calibration.recipe, low.node)
     short = short_output_scales(context.calibration.recipe, low.node.leaf, low.q, outputs)
     quantized = context.calibration.weights.get(low.name)
     if quantized is None:

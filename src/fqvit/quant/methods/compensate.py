@@ -4,12 +4,15 @@ The float model and the simulation run in lockstep; all layers before the curren
 layer, with x its inputs in the float model and x' those in the simulation:
   1. rounding: column by column; the error of each column is distributed over the columns after it (GPTQ, Frantar 2022);
   2. bias: add the mean of W x - W' x', so that no mean error is passed on.
-See also: lockstep.py (runs both networks), simulate.py (the quantized network), weights.py (rounding to nearest).
+Tokens count equally, and the patch embedding is not compensated. With rounding "weighted", tokens count by their influence on
+the outputs of the model, and the patch embedding is compensated, too.
+See also: lockstep.py (runs both networks), importance.py (the influence of tokens), simulate.py (the quantized network),
+weights.py (rounding to nearest).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +25,8 @@ from fqvit.models.graph import Node
 from fqvit.models.load import FloatModel
 from fqvit.quant import channels
 from fqvit.quant.calibration import Calibration
-from fqvit.quant.methods.lockstep import InputBatches, run_in_lockstep
+from fqvit.quant.importance import token_weights
+from fqvit.quant.methods.lockstep import InputBatches, LinearLayer, run_in_lockstep
 from fqvit.quant.methods.ranges import least_error, sample_rows
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams
@@ -45,20 +49,26 @@ class Moments:
     mean_float: Tensor
 
     @staticmethod
-    def of(exact: Sequence[Tensor], simulated: Sequence[Tensor]) -> Moments:
-        """Compute the moments of batches [..., K]."""
+    def of(exact: Sequence[Tensor], simulated: Sequence[Tensor], weights: Tensor | None = None) -> Moments:
+        """Compute the moments of batches [N, ..., K]; weights: of the positions [...], by default equal."""
         size = exact[0].shape[-1]
         # Subtract an approximate mean first: float32 products then stay precise for small variances around large means.
         middle = simulated[0].reshape(-1, size).mean(0)
         square = torch.zeros(size, size, dtype=torch.float64)
         simulated_sum, float_sum = torch.zeros(2, size, dtype=torch.float64)
-        count = 0
+        count = 0.0
         for x, y in zip(exact, simulated, strict=True):
-            rows = y.reshape(-1, size) - middle
-            square += rows.T @ rows
-            simulated_sum += rows.sum(0)
-            float_sum += x.reshape(-1, size).sum(0)
-            count += len(rows)
+            rows, values = y.reshape(-1, size) - middle, x.reshape(-1, size)
+            weighted = rows
+            if weights is None:
+                count += len(rows)
+            else:
+                each = weights.to(rows.dtype).expand(y.shape[:-1]).reshape(-1, 1)
+                weighted, values = rows * each, values * each
+                count += float(each.double().sum())
+            square += rows.T @ weighted
+            simulated_sum += weighted.sum(0)
+            float_sum += values.sum(0)
         mean = simulated_sum / count
         return Moments(square / count - torch.outer(mean, mean), mean + middle, float_sum / count)
 
@@ -67,7 +77,8 @@ class Compensation:
     """Round the weights of the network node by node; with `ranges = "least-error"`, also choose the scales of sites."""
 
     def __init__(self, model: FloatModel, calibration: Calibration) -> None:
-        self.calibration, self.recipe = calibration, calibration.recipe
+        self.model, self.calibration, self.recipe = model, calibration, calibration.recipe
+        self.token_weights: Mapping[str, Tensor] = {}  # of the inputs of layers, with rounding "weighted"
         self.simulation = Simulation(model, calibration)
         self.graph = self.simulation.graph
         self.plans = plan(self.graph, self.recipe)
@@ -86,10 +97,16 @@ class Compensation:
             alike = isinstance(node.leaf, layers.Linear | layers.LayerNorm | layers.Gelu)
             few = [tuple(sample_rows(xs) for xs in simulated)] if alike else inputs[:SEARCH_BATCHES]
             self._search(node, [node.leaf(*xs, *node.params) for xs in few])
-        scales = simulation.input_scales(node) if isinstance(node.leaf, layers.Linear) else None
+        weighted = self.recipe.rounding == "weighted"
+        is_linear = isinstance(node.leaf, layers.Linear) or (weighted and isinstance(node.leaf, layers.Patches))
+        scales = simulation.input_scales(node) if is_linear else None
         if scales is not None:
+            layer = LinearLayer.of(node, self.model.preprocess)
+            rows = [[layer.rows(x) for x in part[0]] for part in (exact, simulated)]
+            each = self.token_weights.get(node.name)
+            moments = Moments.of(rows[0], rows[1], None if each is None else each.flatten())
             current = replace(self.calibration, sites=simulation.sites)
-            self.chosen[node.name] = fit(node, Moments.of(exact[0], simulated[0]), scales, current)
+            self.chosen[node.name] = fit(node, moments, scales, current, layer)
             simulation.use(node, self.chosen[node.name])
         outputs = [simulation.call(node, list(xs)) for xs in inputs]
         if scales is not None:
@@ -144,17 +161,19 @@ def compensate(
 ) -> Calibration:
     """Return `calibration` with weights for every linear layer that reads a quantized site; images: uint8 [n, H, W, C]."""
     run = Compensation(model, calibration)
+    if calibration.recipe.rounding == "weighted":
+        run.token_weights = token_weights(run.graph, model.preprocess, images)
     run_in_lockstep(run.graph, model.preprocess, images, run.quantize_node, progress, "rounding weights")
     return run.result()
 
 
-def fit(node: Node, moments: Moments, input_scales: NDArray[np.float64], calibration: Calibration) -> QuantizedLinear:
-    """Quantize one linear layer whose inputs are codes with scales float64 [K] or [1]."""
-    leaf = node.leaf
-    assert isinstance(leaf, layers.Linear)
-    weight = leaf.weight.detach().cpu().double()
-    bias = torch.zeros(len(weight), dtype=torch.float64) if leaf.bias is None else leaf.bias.detach().cpu().double()
-    bits, group = bits_and_group(calibration.recipe, leaf)
+def fit(
+    node: Node, moments: Moments, input_scales: NDArray[np.float64], calibration: Calibration, layer: LinearLayer
+) -> QuantizedLinear:
+    """Quantize one linear layer or patch embedding whose inputs are codes with scales float64 [K] or [1]."""
+    leaf = layer.leaf
+    weight, bias = torch.from_numpy(layer.weight), torch.from_numpy(layer.bias)
+    bits, group = bits_and_group(calibration.recipe, node)
     # Rounding to nearest decides scales and exponents; the codes are then chosen again, column by column.
     scales = torch.from_numpy(np.broadcast_to(input_scales, weight.shape[1:]).copy())
     covariance = moments.covariance / torch.outer(scales, scales)

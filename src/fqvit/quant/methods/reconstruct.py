@@ -143,7 +143,7 @@ class Reconstruction(Compensation):
         for node in segment.nodes:
             if node.name in self.chosen:
                 assert isinstance(node.leaf, layers.Linear)
-                bits, group = bits_and_group(self.recipe, node.leaf)
+                bits, group = bits_and_group(self.recipe, node)
                 scales = self._input_scales(node, {})
                 linears[node.name] = LayerParameters(
                     node.leaf, self.chosen[node.name], bits, group, scales, self.spread[node.name]
