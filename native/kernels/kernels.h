@@ -52,7 +52,8 @@ struct Epilogue {
     const void* tables;          // LOOKUP: u8 or u16 entries
     const std::int32_t* starts;  // LOOKUP: first entry of the table of each channel
     Residual residual;
-    bool low_half;  // ADD: every shift is <= 32 and the shifted sum fits in i32, so it is the low half of 64 bits
+    bool low_half;   // ADD: every shift is <= 32 and the shifted sum fits in i32, so it is the low half of 64 bits
+    bool high_half;  // ADD: every shift is >= 32 and the sum is below 2^62, so its high half has all bits of the result
 };
 
 // A tile of accumulators and its position in y.

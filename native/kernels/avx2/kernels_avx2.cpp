@@ -112,8 +112,9 @@ FQVIT_INLINE __m256i load_residual(const Residual& x, std::int64_t at) {
     }
 }
 
-// ADD on 8 valid columns: round_shift((acc + bias) mult + (x - x_zero) 2^alpha x_mult, shift) for shifts of at most 32.
-// The shifted sum fits in i32 (Epilogue::low_half), so a logical shift is enough.
+// ADD on 8 valid columns: round_shift((acc + bias) mult + (x - x_zero) 2^alpha x_mult, shift). For shifts of at most
+// 32, the shifted sum fits in i32 (Epilogue::low_half), so a logical shift is enough. Otherwise, the high half is
+// shifted.
 FQVIT_AVX2 void epilogue_add(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel,
                              void* y) {
     const Requantization& q = e.requantization;
@@ -134,8 +135,11 @@ FQVIT_AVX2 void epilogue_add(const Epilogue& e, const Tile& tile, const std::int
         const __m256i even = _mm256_add_epi64(_mm256_mul_epi32(a, mult), _mm256_mul_epi32(v, x_mult));
         const __m256i odd = _mm256_add_epi64(_mm256_mul_epi32(_mm256_srli_epi64(a, 32), mult_odd),
                                              _mm256_mul_epi32(_mm256_srli_epi64(v, 32), x_mult_odd));
-        const __m256i rounded = low_halves(_mm256_srlv_epi64(_mm256_add_epi64(even, half_even), shift_even),
-                                           _mm256_srlv_epi64(_mm256_add_epi64(odd, half_odd), shift_odd));
+        const __m256i sum_even = _mm256_add_epi64(even, half_even), sum_odd = _mm256_add_epi64(odd, half_odd);
+        const __m256i rounded =
+            e.low_half
+                ? low_halves(_mm256_srlv_epi64(sum_even, shift_even), _mm256_srlv_epi64(sum_odd, shift_odd))
+                : _mm256_srav_epi32(high_halves(sum_even, sum_odd), _mm256_sub_epi32(shift, _mm256_set1_epi32(32)));
         store_codes(_mm256_add_epi32(rounded, zero), q.last, e.wide, y, at);
     }
 }
@@ -143,7 +147,7 @@ FQVIT_AVX2 void epilogue_add(const Epilogue& e, const Tile& tile, const std::int
 FQVIT_AVX2 void epilogue(const Epilogue& e, const Tile& tile, void* y) {
     const bool requantizes = (e.kind == Epilogue::CODES || e.kind == Epilogue::LOOKUP || e.kind == Epilogue::I32) &&
                              e.requantization.form == Requantization::HIGH_HALF;
-    const bool adds = e.kind == Epilogue::ADD && e.low_half;
+    const bool adds = e.kind == Epilogue::ADD && (e.low_half || e.high_half);
     int c = 0;
     if (requantizes || adds) {
         for (; c + LANES <= tile.valid_columns; c += LANES) {
