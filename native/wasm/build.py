@@ -139,7 +139,13 @@ class Build:
     def link(self, variant: Variant, objects: list[Path]) -> Path:
         to = self.folder / f"fqvit-{variant.name}.wasm"
         linker = [f"--export={name}" for name in exports()]
-        linker += ["--gc-sections", "--strip-all", f"--max-memory={PAGE * MAX_PAGES}", "-z", f"stack-size={STACK_BYTES}"]
+        linker += [
+            "--gc-sections",
+            "--strip-all",
+            f"--max-memory={PAGE * MAX_PAGES}",
+            "-z",
+            f"stack-size={STACK_BYTES}",
+        ]
         flags = [*self.target(variant.kernel_features), "-O3", "-mexec-model=reactor", "-s"]
         return self.run(to, "cc", *flags, *(f"-Wl,{flag}" for flag in linker), *map(str, objects))
 

@@ -28,6 +28,8 @@ from fqvit.cli.options import (
     Features,
     Json,
     Limit,
+    MaxSize,
+    MeasuredTable,
     ModelOrPath,
     OneOutput,
     OutputNames,
@@ -36,6 +38,7 @@ from fqvit.cli.options import (
     QdqAttention,
     QdqTarget,
     Recipe,
+    SaveRecipe,
     Settings,
     SettingsAndSize,
     Weights,
@@ -125,14 +128,9 @@ def quantize(
     max_loss: Annotated[
         float | None, typer.Option(metavar="X", help="Percentage points of top-1 accuracy that recipe auto may lose.")
     ] = None,
-    max_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Largest file that recipe auto may write, such as 4.5MB or 4500000.")
-    ] = None,
+    max_size: MaxSize = None,
     classes: Classes = None,
-    save_recipe: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", help="Also save the recipe, with all widths that auto chose, for --recipe."),
-    ] = None,
+    save_recipe: SaveRecipe = None,
     save_calibration: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Also save the calibration to this file.")
     ] = None,
@@ -291,6 +289,7 @@ def report(
     pictures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write the figures as SVG files to this folder.")
     ] = None,
+    table: MeasuredTable = None,
     *,
     settings: Settings,
     as_json: Json = False,
@@ -298,7 +297,7 @@ def report(
     """Write an HTML report about a program, with figures."""
     from fqvit.cli.commands import report as report_command
 
-    report_command.run(file, weights, data, classes, limit, out, pictures, settings.given(), as_json)
+    report_command.run(file, weights, data, classes, limit, out, pictures, table, settings.given(), as_json)
 
 
 @command("bench")

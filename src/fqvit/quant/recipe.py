@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -227,6 +228,19 @@ def _merged_rules(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         before = merged.pop(pattern, {})
         merged[pattern] = {**before, **rule} if isinstance(rule, dict) else rule
     return merged
+
+
+def weight_bits(recipe: Recipe, layer: str, at_end: bool) -> tuple[int, int]:
+    """Return the number of bits of a layer's weights, and how many weights share an exponent (0: no groups).
+
+    Groups are for at most 4 bits. With groups the patch embedding and the output layers (at_end) keep 8 bits: they are small
+    and sensitive. A pattern in recipe.layer_bits that matches the name of the layer overrides both; the last one wins.
+    """
+    own = [bits for pattern, bits in recipe.layer_bits.items() if fnmatchcase(layer, pattern)]
+    if own:
+        return own[-1], recipe.weight_group if own[-1] <= 4 else 0
+    group = recipe.weight_group if recipe.weight_bits <= 4 else 0
+    return (8, 0) if group and at_end else (recipe.weight_bits, group)
 
 
 def check_integer(recipe: Recipe) -> None:

@@ -18,7 +18,7 @@ from fqvit.ir.packing import GROUP_WIDTH, max_exponent
 from fqvit.models import general, layers, maps
 from fqvit.models.graph import Graph, Node
 from fqvit.quant.qparams import QParams, affine
-from fqvit.quant.recipe import Recipe
+from fqvit.quant.recipe import Recipe, weight_bits
 
 MAX_EXPONENT = max_exponent(GROUP_WIDTH)  # of groups
 MAX_PACKED = 6  # weights of at most this many bits are packed: 7-bit ones would save only an eighth, and 8-bit ones nothing
@@ -74,20 +74,9 @@ def depthwise_weights(leaf: general.Depthwise, q: QParams) -> QuantizedLinear:
 
 
 def bits_and_group(recipe: Recipe, node: Node) -> tuple[int, int]:
-    """Return the number of bits of a linear layer's weights, and how many weights share an exponent (0: no groups).
-
-    Groups are for at most 4 bits. With groups the patch embedding and the output layers keep 8 bits: they are small and
-    sensitive. A pattern in recipe.layer_bits that matches the name of the layer overrides both; the last one wins.
-    """
-    leaf = node.leaf
-    own = [bits for pattern, bits in recipe.layer_bits.items() if fnmatchcase(node.name, pattern)]
-    if own:
-        return own[-1], recipe.weight_group if own[-1] <= 4 else 0
-    if recipe.weight_bits > 4 or recipe.weight_group == 0:
-        return recipe.weight_bits, 0
-    if isinstance(leaf, layers.Patches | general.Stem) or leaf.role in ("logits", "deltas", "pooled", "output"):
-        return 8, 0
-    return recipe.weight_bits, recipe.weight_group
+    """Return the number of bits of a linear layer's weights, and how many weights share an exponent (0: no groups)."""
+    at_end = isinstance(node.leaf, layers.Patches | general.Stem) or node.leaf.role in ("logits", "deltas", "pooled", "output")
+    return weight_bits(recipe, node.name, at_end)
 
 
 def check_layers(graph: Graph, recipe: Recipe) -> None:
