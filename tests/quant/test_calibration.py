@@ -32,7 +32,7 @@ def test_recipes_that_read_images_twice_run_their_refinement() -> None:
     assert {name: set(each.weights) for name, each in found.items() if name != "ptq-vit"} == {
         "fqvit": set(),
         "w4": linear,
-        "auto": set(),
+        "auto": linear,
         "bit-split": linear | embedding,
     }
     assert [name for name, each in found.items() if each.choice is not None] == ["auto"]
