@@ -1,6 +1,6 @@
 // Compares the epilogue and LayerNorm of every instruction set with the scalar ones: random parameters and shapes,
 // extreme values, every kind and type. Nothing outside the tile may change. Prints one line per instruction set and
-// exits with 1 if one differs.
+// exits with 1 if a result differs.
 //
 //   kernels_test [NAME]...      only these instruction sets; without arguments all that are available
 #include "kernels/kernels.h"
@@ -38,7 +38,7 @@ struct Tally {
     }
 };
 
-// A number with a random count of bits, or the largest one of that count.
+// A random number with a random number of bits, or the largest number with that many bits.
 std::int64_t random_bits(Random& random, int bits) {
     const auto n = static_cast<int>(random.within(0, bits));
     const std::int64_t most = (std::int64_t{1} << n) - 1;
