@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 # One process per core. Idle workers take over tests from busy ones; tests of one file mostly share a worker and its fixtures.
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-loader fuzz-readers fuzz-files faults soak \
+.PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-loader fuzz-readers fuzz-files fuzz-wasm faults soak \
   mutants pythons oldest oracles library wasm web clean
 
 demo: .venv/.run
@@ -156,6 +156,10 @@ build/sanitize/site: .venv/.dev $(SOURCES)
 	CXX=$(ASAN_CXX) $(PIP) install -q --no-deps --target $@ -C build-dir=build/sanitize/cmake \
 	  -C 'cmake.define.CMAKE_CXX_FLAGS=$(ASAN_FLAGS)' .
 	@touch $@
+
+# Load mutated .fqvit files with the WebAssembly module in node and with the native library, which must agree.
+fuzz-wasm: .venv/.dev wasm
+	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python tests/wasm/campaign.py --count $(COUNT) --seed $(SEED)
 
 # Needs libFuzzer, which comes with clang (Debian: clang libclang-rt-14-dev).
 fuzz-loader: build/fuzz/loader

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 DECLARED: list[torch.library.Library] = []  # a garbage-collected Library unregisters its operators
-MANY = 100  # a model with more millions of parameters is built with two blocks, or one or two per stage
+MANY = 100  # millions of parameters; a larger model is built with two blocks, or with one or two per stage
 FAILURES = (TypeError, ValueError, RuntimeError, NotImplementedError, AssertionError, IndexError, AttributeError, KeyError)
 
-# Modules of timm. Of the model names in each list, at least 90 % (TIMM_90) or 60 % (TIMM_60) must quantize and run.
+# Modules of timm. At least 90 % (TIMM_90) or 60 % (TIMM_60) of the models that they define must quantize and run.
 TIMM_90 = [
     "vision_transformer",
     "deit",
@@ -51,7 +51,7 @@ TIMM_60 += ["efficientformer"]
 
 @dataclass(frozen=True)
 class Built:
-    """A module, its image size, millions of parameters of the whole model, and whether it was built with fewer blocks."""
+    """A module, its image size, the parameters of the whole model in millions, and whether it was built with fewer blocks."""
 
     module: nn.Module
     size: tuple[int, int, int]
@@ -149,7 +149,7 @@ def build(plan: Plan) -> Built:
 
 
 def _skeleton(timm: ModuleType, name: str, size: tuple[int, int, int] | None, options: dict[str, Any]) -> nn.Module:
-    """Build a model and, with a size, run it on zeros; without memory for its parameters, if it allows that."""
+    """Build a model and, if a size is given, run it on zeros. If possible, use the meta device, which needs no memory."""
     for device in ("meta", "cpu"):
         try:
             with torch.device(device), torch.no_grad():
@@ -227,7 +227,7 @@ def _sides(module: str, name: str) -> list[int]:
 
 
 class _Patches(nn.Module):
-    """Siglip2 reads patches, a mask and the grid; all images have the same size here."""
+    """Feed images to Siglip2, which reads patches, a mask and the grid. All images have the same size here."""
 
     def __init__(self, model: nn.Module, patch: int, side: int) -> None:
         super().__init__()

@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/embed.py FILE.fqvit --data DIR [--images 256] [--rounds 5] [--threads 2]
 
 DIR has JPEG files. Four tasks run in turn in every round: the engine on decoded images in memory, `embed` on the same decoded
-images, decoding alone, and `embed` on the files. Prints the CPU time of the process, all threads together, as the median of the
-rounds, which varies less than wall time on a busy machine, and the wall time of the fastest round. Then compares decoding in
+images, decoding alone, and `embed` on the files. Prints the CPU time of the process (all threads together, median of the
+rounds), which varies less than wall time on a busy machine, and the wall time of the fastest round. Then compares decoding in
 Pillow's draft mode with full decoding. docs/measurements/embed.md has the results.
 """
 
@@ -34,7 +34,7 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def draft(paths: list[Path], short: int) -> None:
-    """Compare Pillow's draft mode, which decodes JPEG files at a half, a quarter or an eighth, with full decoding."""
+    """Compare Pillow's draft mode, which decodes JPEG files at 1/2, 1/4 or 1/8 of their size, with full decoding."""
     pixels: list[list[np.ndarray]] = [[], []]
     seconds = [0.0, 0.0]
     for path in paths:
@@ -89,7 +89,7 @@ def main() -> None:
         print(f"{name:26} {cpu[name]:8.3f} CPU {wall[name]:8.3f} wall (fastest round)")
     engine, embed, decode, whole = (cpu[name] for name in tasks)
     print(f"embed on decoded images reaches {100 * engine / embed:.1f} % of the engine's throughput")
-    print(f"embed on files reaches {100 * (engine + decode) / whole:.1f} % of engine and decoding together")
+    print(f"embed on files reaches {100 * (engine + decode) / whole:.1f} % of the throughput of engine and decoding together")
     for short in (128, 64):
         draft(files.paths, short)
 

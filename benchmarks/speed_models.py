@@ -1,4 +1,4 @@
-"""Prepare the models of speed.py: checkpoints of the zoo and modules of timm, with random weights, and their programs."""
+"""Prepare the models of speed.py and their programs: models of the zoo, and modules of timm with random weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class SpeedModel:
-    """A model to measure. weights: checkpoint or ONNX file of the peers   kind: of the weights   programs: by recipe"""
+    """A model to measure. weights: checkpoint or ONNX file for the peers   kind: of the weights   programs: one per recipe"""
 
     name: str
     weights: Path

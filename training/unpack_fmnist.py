@@ -1,4 +1,4 @@
-"""Write the 10,000 Fashion-MNIST test images as a folder for `fqvit eval --data`: OUTPUT/<class>/<image>.png, both indices."""
+"""Write the 10,000 Fashion-MNIST test images as a folder for `fqvit eval --data`: OUTPUT/<class index>/<image index>.png."""
 
 from __future__ import annotations
 

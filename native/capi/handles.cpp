@@ -8,7 +8,7 @@
 namespace fqvit::capi {
 namespace {
 
-// Of a fixed size, so that storing an error cannot fail.
+// The buffer has a fixed size, so that storing an error cannot fail.
 thread_local char last_error[1024] = "";
 
 constexpr std::uint32_t MAX_THREADS = 256;
@@ -44,7 +44,7 @@ EngineOptions read_options(const fqvit_options* given, std::int64_t max_run_byte
         const auto* bytes = reinterpret_cast<const std::uint8_t*>(given);
         require_argument(
             std::all_of(bytes + std::min(size, sizeof options), bytes + size, [](auto b) { return b == 0; }),
-            "options: sets a member that this version of the library does not have. Set it to 0");
+            "options: a member is set that this version of the library does not have. Set it to 0");
     }
     require_argument(options.threads <= MAX_THREADS,
                      "threads: " + std::to_string(options.threads) + ", expected 1 to " + std::to_string(MAX_THREADS));

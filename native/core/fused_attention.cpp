@@ -109,11 +109,11 @@ Attention FusedAttention::head() const {
 
 void FusedAttention::expand_bias(std::int64_t head, std::int64_t first, std::int64_t count,
                                  std::int32_t* expanded) const {
-    const std::int64_t tokens = attention_.tokens;
+    const std::int64_t tokens = attention_.tokens, stride = bias_stride();
     const std::int32_t* bias = bias_.data() + head * bias_rows_;
     const std::int32_t* index = index_.data() + first * tokens;
-    for (std::int64_t m = 0; m < count; ++m) {
-        for (std::int64_t t = 0; t < tokens; ++t) expanded[m * bias_stride() + t] = bias[index[m * tokens + t]];
+    for (std::int64_t m = 0; m < count; ++m, index += tokens, expanded += stride) {
+        for (std::int64_t t = 0; t < tokens; ++t) expanded[t] = bias[index[t]];
     }
 }
 

@@ -1,4 +1,4 @@
-// The peak of this machine for products of u8 activations and i8 weights, as the micro-kernel of the engine reaches it.
+// The peak speed of this machine for products of u8 activations and i8 weights, as reached by the micro-kernel.
 #pragma once
 
 #include <cstdint>

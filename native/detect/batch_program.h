@@ -14,7 +14,7 @@ namespace fqvit {
 // result.
 Program batched(const Program& program, const Engine& head, std::int64_t count, Header& header);
 
-// Returns the smallest batch with 64 rows per matrix product: weights are read once per tile of 4 to 12 rows, and few
+// Returns the smallest batch with 64 rows per matrix product: weights are read once per tile of 4 to 14 rows, and few
 // tiles should be partial. Many RoIs for fully connected layers, one for convolutions.
 std::int64_t rois_per_batch(const Program& program, const Engine& head);
 

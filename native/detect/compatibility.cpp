@@ -1,4 +1,4 @@
-// Checks that the parts of a detector match each other, the constants and the settings. The same rules as
+// Checks that the parts of a detector match each other, the constants and the settings. The rules are those of
 // src/fqvit/detect/program.py and fixed/compatibility.py.
 #include <algorithm>
 #include <set>

@@ -47,7 +47,7 @@ void DetectorConstants::check() const {
     }
     require(std::is_sorted(areas.begin(), areas.end()), "between: areas are not in ascending order");
 
-    // The proofs of _proofs in constants.py. Only the first one depends on more than the ranges of the fields.
+    // The same proofs as in _proofs of constants.py. Only the first one depends on more than the ranges of the fields.
     std::int64_t logits = 0;
     for (const Ratio& ratio : classes) {
         const std::int64_t reach = (ratio.mult << 31 >> ratio.shift) + 1;  // of a requantized int32

@@ -119,7 +119,7 @@ Constant window_regions(Grid grid, std::int64_t window, std::int64_t shift) {
     for_each_in_windows(whole, window, [&](std::int64_t y, std::int64_t x) {
         if (static_cast<std::int64_t>(out.bytes.size()) % tokens == 0)
             std::fill(number, number + 4, UNKNOWN), count = 0;
-        // Which of the rows and columns wrapped around.
+        // Bit 1: the row wrapped around. Bit 0: the column wrapped around.
         const int part = (y >= whole.rows - shift ? 2 : 0) + (x >= whole.columns - shift ? 1 : 0);
         if (number[part] == UNKNOWN) number[part] = count++;
         out.bytes.push_back(static_cast<std::uint8_t>(number[part]));

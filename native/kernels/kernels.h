@@ -52,7 +52,8 @@ struct Epilogue {
     const void* tables;          // LOOKUP: u8 or u16 entries
     const std::int32_t* starts;  // LOOKUP: first entry of the table of each channel
     Residual residual;
-    bool low_half;  // ADD: every shift is <= 32 and the shifted sum fits in i32, so it is the low half of 64 bits
+    bool low_half;   // ADD: every shift is <= 32 and the shifted sum fits in i32, so it is the low half of 64 bits
+    bool high_half;  // ADD: every shift is >= 32 and the sum is below 2^62, so its high half has all bits of the result
 };
 
 // A tile of accumulators and its position in y.
@@ -78,7 +79,8 @@ struct Norm {
     bool fits_i32;          // every C v - M1 fits in i32, |t| < 2^30, shift >= 32 and fraction is 24
     bool per_tensor;      // fits_i32, all alpha are 0, C is a multiple of 16 and v is x minus the offset below, as i16
     std::int16_t offset;  // per_tensor: the zero point, or any number if it cancels because of the centering
-    // Set by QuickNorm (quick_norm.h), or null.
+    // Set by QuickNorm (quick_norm.h), or null. Each 16 elements of quick_b are those of the even channels, then those
+    // of the odd ones.
     const std::int32_t* quick_g;
     const std::int64_t* quick_b;
     int quick_shift;

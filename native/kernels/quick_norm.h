@@ -38,12 +38,14 @@ public:
         // One code in 2^shift is doubtful. More than one row in 8 would take longer than exact quotients.
         if (most >= LIMIT_G || largest >= LIMIT_SUM || shift < 0 || shift > 31) return;
         if (norm.channels > (std::int64_t{1} << shift) / 8) return;
+        // Vectors of 16 channels also read the next element of g.
+        g_.resize(static_cast<std::size_t>(round_up(norm.channels, std::int64_t{16}) + 16));
+        b_.resize(g_.size());
         for (std::int64_t c = 0; c < norm.channels; ++c) {
-            // b_ holds each 8 channels in the order 0 2 4 6 1 3 5 7, g_ in natural order.
-            const std::int64_t of = c / 8 * 8 + (c % 8 < 4 ? c % 8 * 2 : c % 8 * 2 - 7);
-            const std::int64_t g = norm.g[of] * (std::int64_t{1} << m), b = norm.b[of] * (std::int64_t{1} << m);
-            g_.push_back(static_cast<std::int32_t>(norm.g[c] * (std::int64_t{1} << m)));
-            b_.push_back((b + std::min(-g, 4 * g)) >> 1);
+            const std::int64_t g = norm.g[c] * (std::int64_t{1} << m), b = norm.b[c] * (std::int64_t{1} << m);
+            const std::int64_t half = c % 2 * 8 + c % 16 / 2;  // 16 channels in the order 0 2 .. 14 1 3 .. 15
+            g_[static_cast<std::size_t>(c)] = static_cast<std::int32_t>(g);
+            b_[static_cast<std::size_t>(c / 16 * 16 + half)] = (b + std::min(-g, 4 * g)) >> 1;
         }
         norm.quick_g = g_.data(), norm.quick_b = b_.data(), norm.quick_shift = shift;
     }

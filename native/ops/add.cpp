@@ -193,7 +193,9 @@ void Add::fill_epilogue(const Term& acc, const Term& x) {
     requantization_ = RequantizationConstants({acc.mult.begin(), acc.mult.end()}, shift_, zero_, value.hi, nullptr);
     const auto [least, most] = std::minmax_element(shift_.begin(), shift_.end());
     // alpha <= 14 also keeps (x - zero) 2^alpha within i32.
-    epilogue.low_half = *most <= 32 && (bound_ >> *least) < (std::int64_t{1} << 30) && largest_of(x.alpha) <= 14;
+    const bool fits = largest_of(x.alpha) <= 14;
+    epilogue.low_half = *most <= 32 && (bound_ >> *least) < (std::int64_t{1} << 30) && fits;
+    epilogue.high_half = *least >= 32 && bound_ < std::int64_t{1} << 62 && fits;
 }
 
 void Add::view(Epilogue& e, const void* x) const {

@@ -149,10 +149,25 @@ private:
     ChannelBlocks blocks_;
 };
 
-constexpr std::int64_t TILE_ROWS = 4;  // the AVX2 epilogue stores four rows at a time
+constexpr std::int64_t TILE_ROWS = 16;  // the AVX-512 epilogue loads its tables once per tile
 
 std::size_t tile_bytes(std::int64_t channels) {
     return round_up(static_cast<std::size_t>(TILE_ROWS * channels) * sizeof(std::int32_t), std::size_t{64});
+}
+
+// Returns n so that acc 2^n and shift + n give the same codes in Requantization::HIGH_HALF, or 0 if there is no such n.
+// Weights times 2^n must fit in i16.
+int find_lift(const std::vector<std::int64_t>& mult, const std::vector<std::int64_t>& shift, std::int64_t bound) {
+    constexpr int MAX_LIFT = 7;
+    int lift = 0;
+    for (std::size_t c = 0; c < mult.size(); ++c) {
+        int s = static_cast<int>(shift[c]);
+        for (std::int64_t m = mult[c]; s < 32 && m < std::int64_t{1} << 30; m *= 2) ++s;
+        lift = std::max(lift, 32 - s);
+    }
+    const bool fits = lift <= MAX_LIFT && bound < std::int64_t{1} << (31 - lift) &&
+                      *std::max_element(shift.begin(), shift.end()) + lift <= MAX_SHIFT;
+    return fits ? lift : 0;
 }
 
 }  // namespace
@@ -181,7 +196,7 @@ Depthwise::Depthwise(const DepthwiseFields& fields, Scope& scope) : kernels_(sco
     const Constant mults = scope.constant(fields.y + ".mult", {DType::i32, DType::u16}, {channels_});
     const Constant shifts = scope.constant(fields.y + ".shift", {DType::u8}, {channels_});
     const std::vector<std::int64_t> mult = read_as<std::int64_t>(mults, 0, MAX_MULT, "mult");
-    const std::vector<std::int64_t> shift = read_as<std::int64_t>(shifts, 1, MAX_SHIFT, "shift");
+    std::vector<std::int64_t> shift = read_as<std::int64_t>(shifts, 1, MAX_SHIFT, "shift");
     const auto* w = weights.as<std::int8_t>();
     std::int64_t bound = 0;  // also of partial sums, in any order
     for (std::int64_t c = 0; c < channels_; ++c) {
@@ -195,10 +210,13 @@ Depthwise::Depthwise(const DepthwiseFields& fields, Scope& scope) : kernels_(sco
             {bound, positive * x.hi + std::max<std::int64_t>(b, 0), -negative * x.hi - std::min<std::int64_t>(b, 0)});
     }
     prove(bound, 31, "acc");
+    const int lift = find_lift(mult, shift, bound);
+    for (std::int32_t& b : bias_) b *= 1 << lift;
+    for (std::int64_t& s : shift) s += lift;
     pairs_.resize(static_cast<std::size_t>((taps_ + 1) / 2 * channels_));
     for (std::int64_t k = 0; k < taps_; ++k) {
         for (std::int64_t c = 0; c < channels_; ++c) {
-            const std::int32_t weight = w[k * channels_ + c];
+            const std::int32_t weight = w[k * channels_ + c] * (1 << lift);
             pairs_[static_cast<std::size_t>(k / 2 * channels_ + c)] += k % 2 == 0 ? weight & 0xffff : weight * 65536;
         }
     }

@@ -201,8 +201,9 @@ void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
     std::int64_t packed_block = -1;
     for (std::int64_t item = begin; item < end; ++item) {
         const std::int64_t row_block = item / panel_groups_, group = item % panel_groups_;
-        const std::int64_t row = row_block * gemm.rows;
-        const int count = static_cast<int>(std::min<std::int64_t>(gemm.rows, rows_ - row));
+        // Blocks of nearly the same size: a tile of one row would take as long as one of several rows.
+        const std::int64_t row = rows_ * row_block / row_blocks_;
+        const int count = static_cast<int>(rows_ * (row_block + 1) / row_blocks_ - row);
         if (row_block != packed_block) {
             const std::uint8_t* x = frame[inputs[0]];
             if (take_ == nullptr) {

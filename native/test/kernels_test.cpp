@@ -65,7 +65,10 @@ struct EpilogueCase {
     std::string describe() const {
         return "epilogue " + std::to_string(e.kind) + (e.wide ? ", wide" : "") + ", " + std::to_string(tile.rows) +
                " rows, " + std::to_string(tile.valid_columns) + " columns, form " +
-               std::to_string(e.requantization.form) + (e.low_half ? ", low half" : "");
+               std::to_string(e.requantization.form) +
+               (e.low_half    ? ", low half"
+                : e.high_half ? ", high half"
+                              : "");
     }
 };
 
@@ -136,6 +139,7 @@ void make_case(Random& random, EpilogueCase& made) {
         const std::int64_t bound = (std::int64_t{1} << (acc_bits + 1 + mult_bits)) +
                                    ((x_zero + 1) << (alpha + x_mult_bits)) + (std::int64_t{1} << (most_shift - 1));
         e.low_half = most_shift <= 32 && (bound >> least_shift) < (std::int64_t{1} << 30);
+        e.high_half = least_shift >= 32 && bound < std::int64_t{1} << 62;
     }
     const std::size_t y_size = codes ? (e.wide ? 2 : 1) : 4;
     made.y_bytes = static_cast<std::size_t>((tile.row + tile.rows) * tile.stride) * y_size;

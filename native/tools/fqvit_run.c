@@ -115,7 +115,7 @@ static int parse(int count, char** arguments, struct options* options) {
     return 0;
 }
 
-/* Returns the best class that is worse than (score, index) of the one before; ties: the lower index first. */
+/* Returns the best class that ranks below class `before`, or the best of all if negative; ties: lower index first. */
 static int64_t next_best(const int32_t* logits, int64_t count, int64_t before) {
     int64_t best = -1;
     for (int64_t i = 0; i < count; ++i) {

@@ -2,8 +2,7 @@
 
 The compiler is Zig from PyPI (`pip install ziglang`), which contains clang, wasm-ld and the sources of libc and libc++. Zig
 compiles its C++ library without exceptions, so the files of LLVM that throw and catch are compiled here from the same package.
-Zig keeps compiled files in a cache, so a second build is fast. The modules import nothing, except the memory if they have
-threads.
+Zig keeps compiled files in a cache, so a second build is fast. The modules import nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ STACK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Variant:
-    """One module: features of the target, and those of the kernels for WebAssembly only."""
+    """One module. kernel_features: features of the target that only the kernels for WebAssembly are compiled with"""
 
     name: str
     kernel_features: str = ""
@@ -140,7 +139,13 @@ class Build:
     def link(self, variant: Variant, objects: list[Path]) -> Path:
         to = self.folder / f"fqvit-{variant.name}.wasm"
         linker = [f"--export={name}" for name in exports()]
-        linker += ["--gc-sections", "--strip-all", f"--max-memory={PAGE * MAX_PAGES}", "-z", f"stack-size={STACK_BYTES}"]
+        linker += [
+            "--gc-sections",
+            "--strip-all",
+            f"--max-memory={PAGE * MAX_PAGES}",
+            "-z",
+            f"stack-size={STACK_BYTES}",
+        ]
         flags = [*self.target(variant.kernel_features), "-O3", "-mexec-model=reactor", "-s"]
         return self.run(to, "cc", *flags, *(f"-Wl,{flag}" for flag in linker), *map(str, objects))
 
@@ -148,7 +153,7 @@ class Build:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", dest="folder", type=Path, default=NATIVE.parent / "build" / "wasm", help="folder of the modules")
-    parser.add_argument("--jobs", type=int, default=2, help="compilers at the same time")
+    parser.add_argument("--jobs", type=int, default=2, help="number of compilers that run at the same time")
     args = parser.parse_args()
     build = Build(args.folder, args.jobs)
     common = build.runtime()

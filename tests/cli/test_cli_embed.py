@@ -77,7 +77,7 @@ def test_a_classifier_gives_its_logits(tmp_path: Path) -> None:
     assert read(tmp_path / "out.npy").output().kind == "logits"
 
 
-def test_skipped_images_are_warnings(tmp_path: Path) -> None:
+def test_skipped_images_are_reported_as_warnings(tmp_path: Path) -> None:
     place = folder_of(tmp_path / "photos", 150)
     (place / "1" / "0007.png").write_text("no picture")
     done = fqvit("embed", TOKENS, place, "-o", tmp_path / "out.npy", "--json")

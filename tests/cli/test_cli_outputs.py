@@ -102,7 +102,7 @@ def test_outputs_that_the_model_does_not_have_are_refused_and_nothing_is_written
     assert not path.exists()
 
 
-def test_a_saved_calibration_has_its_outputs(weights: Path, tmp_path: Path) -> None:
+def test_a_saved_calibration_keeps_its_outputs(weights: Path, tmp_path: Path) -> None:
     words = ("quantize", "fmnist_vit", "--weights", weights, "-o", tmp_path / "x.fqvit")
     saved = tmp_path / "saved.json"
     first = fqvit(*words, "--images", 2, "--output", "mean@1", "--save-calibration", saved, "--json").json
@@ -110,7 +110,7 @@ def test_a_saved_calibration_has_its_outputs(weights: Path, tmp_path: Path) -> N
     assert_rejected(fqvit(*words, "--calibration", saved, "--output", "mean"), "Leave out --output or --calibration")
 
 
-def test_the_default_recipe_recommends_the_one_for_features(weights: Path, tmp_path: Path) -> None:
+def test_quantize_recommends_recipe_embedding_for_features(weights: Path, tmp_path: Path) -> None:
     words = ("quantize", "fmnist_vit", "--weights", weights, "--images", 4, "-o", tmp_path / "model.fqvit")
     advice = "for features, --recipe embedding is more accurate"
     assert advice in fqvit(*words, "--output", "embedding").out

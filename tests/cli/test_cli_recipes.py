@@ -45,10 +45,14 @@ def test_a_profile_is_applied_to_the_recipe(weights: Path, tmp_path: Path) -> No
 def test_auto_prints_one_table_of_raised_parts(tmp_path: Path) -> None:
     """A limit of 100 percentage points is always met, so no part of the embedded model is raised."""
     out = tmp_path / "auto.fqvit"
-    done = fqvit("quantize", "--recipe", "auto", "--max-loss", 100, "--images", 8, "-o", out)
+    saved = tmp_path / "found.toml"
+    done = fqvit("quantize", "--recipe", "auto", "--max-loss", 100, "--images", 8, "-o", out, "--save-recipe", saved)
     assert done.code == 0 and done.err == ""
     assert done.out.count("expected loss  ") + done.out.count("expected loss\n") == 1  # the header of one table
-    assert "0 of 17 parts raised" in done.out and "(limit: 100), on 8 images" in done.out and "fingerprint" in done.out
+    assert "0 of 8 parts raised, weights of 16 of 16 layers narrowed" in done.out and "8 -> 6 -> 4" in done.out
+    assert "(limit: 100), on 8 images" in done.out and "fingerprint" in done.out
+    again = fqvit("quantize", "--recipe", saved, "-o", tmp_path / "again.fqvit", "--json").json
+    assert again["fingerprint"] == Program.load(out).fingerprint()
     recipe = Program.load(out).header.recipe
     assert recipe["name"] == "auto" and recipe["max_loss"] is None
 
@@ -61,11 +65,23 @@ def test_the_json_output_contains_the_choice_of_auto(weights: Path, tmp_path: Pa
     assert len(done.out.splitlines()) == 1
     assert choice["max_loss"] == 0 and choice["images"] == 4 and choice["units"] >= len(choice["raised"])
     assert set(choice["start"]) == {"kl", "agreement", "loss"} and choice["end"]["loss"] <= choice["start"]["loss"]
-    raised = Program.load(out).header.recipe["sites"]
-    assert len(raised) == sum(part["sites"] for part in choice["raised"])
+    recipe = Program.load(out).header.recipe
+    assert len(set(recipe["sites"]) - {"residual", "hidden"}) == sum(part["sites"] for part in choice["raised"])
+    assert set(recipe.get("layer_bits", {})) == {step["layer"] for step in choice["narrowed"]}
     # The saved calibration contains the chosen bit widths, but not the record of the choice.
     again = fqvit(*words, tmp_path / "again.fqvit", "--calibration", saved).json
     assert again["choice"] is None and (tmp_path / "again.fqvit").read_bytes() == out.read_bytes()
+
+
+def test_max_size_limits_the_file(tmp_path: Path) -> None:
+    out = tmp_path / "auto.fqvit"
+    words = ("quantize", "--recipe", "auto", "--images", 4, "--json", "-o", out)
+    choice = fqvit(*words, "--max-size", "0.4MB").json["choice"]
+    assert choice["reached"] and out.stat().st_size == choice["bytes"] <= 400_000 == choice["max_size"] and choice["narrowed"]
+    assert_rejected(fqvit("quantize", "--max-size", "1MB"), "recipe fqvit does not search for widths", "--recipe auto")
+    for size in ("0", "-1", "4 apples", "1e6"):
+        assert_rejected(fqvit(*words, "--max-size", size), "expected a number of bytes")
+    assert_rejected(fqvit(*words, "--save-recipe", tmp_path / "x.json"), "expected a name that ends in .toml")
 
 
 def test_max_loss_is_only_valid_with_recipe_auto(weights: Path, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_batching_changes_only_row_indices_and_shapes() -> None:
         assert_same(weights[0], weights[1], program.header.model)
 
 
-def test_no_rois_give_empty_outputs() -> None:
+def test_an_empty_batch_of_rois_gives_empty_outputs() -> None:
     for program in heads("mask r-cnn"):
         for head in (HeadRunner(program, 1), HeadRunner(program, backend="reference")):
             found = head.run_all(random_rois(program, 0))

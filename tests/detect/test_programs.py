@@ -262,7 +262,7 @@ def test_inputs_of_another_shape_are_rejected() -> None:
         Program(msgspec.structs.replace(head().header, input=impossible), head().constants).verify()
 
 
-def test_no_boxes_give_empty_outputs() -> None:
+def test_an_empty_batch_of_boxes_gives_empty_outputs() -> None:
     empty = np.zeros((0, 7, 7, 16), np.uint8)
     for outputs in (Reference(head()).run_all(empty), Engine(head(), 2).run_all(empty)):
         assert [x.shape for x in outputs] == [(0, 6), (0, 20)]

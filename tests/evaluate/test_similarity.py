@@ -138,7 +138,7 @@ def test_nan_of_the_float_model_is_rejected() -> None:
         OutputVectors(EMBEDDING).add(["a"], np.full((1, 16), np.nan, np.float32), np.zeros((1, 16), np.uint8))
 
 
-def test_no_images_are_rejected() -> None:
+def test_a_result_without_images_is_rejected() -> None:
     with pytest.raises(FqvitError, match="no images"):
         OutputVectors(EMBEDDING).result(None)
 

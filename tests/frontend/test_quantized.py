@@ -17,7 +17,7 @@ from fqvit.runtime import reference
 from tests.frontend.parity import SIZE, Tokens, captured
 
 HEADS, WIDTH = 2, 4
-SIZES = torch.logspace(-1.5, 0, 8)  # of the channels of V: very different
+SIZES = torch.logspace(-1.5, 0, 8)  # factors that make the channels of V differ widely in magnitude
 PREPROCESS = fqvit.Preprocess(8, 8, 3, 8, "bicubic", (0.5,) * 3, (0.25,) * 3)
 Split = Callable[[Tensor], Tensor]
 

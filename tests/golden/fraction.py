@@ -1,4 +1,4 @@
-"""Build a small program with norms whose quotients have fewer than 24 fraction bits, as for long rows, from random weights."""
+"""Build a small program from random weights, with norms whose quotients have fewer than 24 fraction bits, as in long rows."""
 
 from __future__ import annotations
 

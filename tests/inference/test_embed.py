@@ -94,7 +94,7 @@ def test_parts_of_other_images_are_not_used(tmp_path: Path, monkeypatch: pytest.
     np.testing.assert_array_equal(read(out).codes(), expected_codes(list(read(out).names)))
 
 
-def test_unreadable_images_are_skipped_and_named_also_after_an_interruption(
+def test_unreadable_images_are_skipped_and_named_even_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, out = folder_of(tmp_path / "photos", 250), tmp_path / "out.npy"
@@ -129,7 +129,7 @@ def test_nothing_is_left_if_no_image_can_be_read(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["photos"]
 
 
-def test_an_empty_folder_is_named(tmp_path: Path) -> None:
+def test_an_empty_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(FqvitError, match="no images found"):
         job_of(tmp_path / "photos")
@@ -208,7 +208,7 @@ def test_complete_files_are_kept_and_others_are_written_again(tmp_path: Path, mo
     assert read(out / "x-0.safetensors").names[0] == "x-0.tar/0070.png"
 
 
-def test_a_shard_that_was_killed_in_the_middle_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_killed_in_the_middle_of_a_shard_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, out = shards_of(tmp_path / "tars"), tmp_path / "out"
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after(patch, 7)  # in the second part of the second shard
@@ -218,7 +218,7 @@ def test_a_shard_that_was_killed_in_the_middle_continues(tmp_path: Path, monkeyp
     assert (done.images, done.kept, done.resumed) == (52, 1, 10) and hidden(out) == []
 
 
-def test_a_run_that_was_killed_at_the_very_end_leaves_nothing(tmp_path: Path) -> None:
+def test_the_next_run_removes_the_temporary_files_of_a_killed_run(tmp_path: Path) -> None:
     place, out = shards_of(tmp_path / "tars"), tmp_path / "out"
     run_folder(place, out)
     (out / ".x-1.safetensors.parts").mkdir()  # killed after the output was complete
@@ -247,7 +247,7 @@ def test_a_folder_of_images_is_cut_into_pieces(tmp_path: Path, monkeypatch: pyte
     assert names == sorted(f"{number % 2}/{number:04}.png" for number in range(40))
 
 
-def test_the_share_of_unreadable_images_is_that_of_all_shards_together(tmp_path: Path) -> None:
+def test_the_limit_on_unreadable_images_applies_to_all_shards_together(tmp_path: Path) -> None:
     place = tmp_path / "tars"
     for number in range(9):
         tar_of(place / f"x-{number}.tar", range(number * 13, (number + 1) * 13))

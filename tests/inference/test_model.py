@@ -30,7 +30,7 @@ def pictures(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-def test_paths_pictures_and_arrays_give_the_bits_of_the_engine(tmp_path: Path) -> None:
+def test_paths_pictures_and_arrays_give_the_same_bits_as_the_engine(tmp_path: Path) -> None:
     paths = pictures(tmp_path, 20)
     model, engine = load(TOKENS), fqvit.Engine(TOKENS)
     apply = engine.header.preprocess.apply
@@ -45,14 +45,14 @@ def test_paths_pictures_and_arrays_give_the_bits_of_the_engine(tmp_path: Path) -
     assert list(model.embed([np.asarray(opened[0])]).names) == ["image 0"]
 
 
-def test_one_image_is_a_list_of_one(tmp_path: Path) -> None:
+def test_one_image_counts_as_a_list_of_one(tmp_path: Path) -> None:
     (path,) = pictures(tmp_path, 1)
     model = load(TOKENS)
     np.testing.assert_array_equal(model.embed(path).codes(), model.embed([path]).codes())
     assert len(model.embed([])) == 0 and model.embed([]).codes().shape[1:] == model.outputs["tokens"].shape
 
 
-def test_gray_arrays_and_batches_are_images(tmp_path: Path) -> None:
+def test_gray_arrays_and_batches_are_accepted_as_images(tmp_path: Path) -> None:
     model = load(TOKENS)
     gray = np.random.default_rng(0).integers(0, 256, (25, 40)).astype(np.uint8)
     expected = model.embed(Image.fromarray(gray)).codes()
@@ -82,7 +82,7 @@ def test_classes_are_sorted_by_score(tmp_path: Path) -> None:
     assert model.classify(np.asarray(Image.open(paths[1]))) == every[1]
 
 
-def test_a_detector_detects(tmp_path: Path) -> None:
+def test_detect_gives_the_same_objects_as_the_detector(tmp_path: Path) -> None:
     paths = pictures(tmp_path, 2)
     model, detector = load(DETECTOR), IntegerDetector(DETECTOR)
     found = model.detect(paths)
@@ -108,7 +108,7 @@ def test_outputs_are_chosen_by_name(tmp_path: Path) -> None:
         load(TOKENS).embed(path, output=["mean"])
 
 
-def test_wrong_images_are_named(tmp_path: Path) -> None:
+def test_errors_name_the_wrong_image(tmp_path: Path) -> None:
     model = load(TOKENS)
     (tmp_path / "text.png").write_text("no picture")
     with pytest.raises(UnreadableImage, match=r"text.png: not an image"):
@@ -121,6 +121,6 @@ def test_wrong_images_are_named(tmp_path: Path) -> None:
         model.embed([3])  # type: ignore[list-item]
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match="no such file|cannot be read|No such file"):
         load(tmp_path / "none.fqvit")

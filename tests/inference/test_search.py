@@ -57,7 +57,7 @@ def test_the_cosine_of_a_vector_with_itself_is_one(values: int) -> None:
     assert abs(int(cosines(-vector @ vector[0], length, length)[0]) + ONE) <= 2
 
 
-def test_cosines_equal_the_real_cosine_to_rounding() -> None:
+def test_cosines_equal_the_real_cosine_up_to_rounding() -> None:
     a, b = RANDOM.integers(-255, 256, (50, 384)), RANDOM.integers(-65535, 65536, (20, 384))
     real = (a @ b.T) / np.outer(np.sqrt((a * a).sum(1)), np.sqrt((b * b).sum(1)))
     found = np.stack([cosines(a @ vector, norms(a), norms(vector[None])) for vector in b], 1)
@@ -74,10 +74,10 @@ def test_candidates_contain_every_row_that_reaches_the_required_cosine() -> None
     rows[:100] = np.repeat(query, 100, 0) + RANDOM.integers(-20, 21, (100, 24))
     gallery, length = norms(rows), norms(query).at(0)
     scores = cosines(rows @ query[0], gallery, length)
-    for least in (1, ONE // 3, *sorted(scores[scores > 0])[-200:]):
-        some = candidates(rows @ query[0], gallery, length, int(least))
-        assert set(np.flatnonzero(scores >= least)) <= set(some)
-        assert len(some) <= (scores >= least - 64).sum()
+    for threshold in (1, ONE // 3, *sorted(scores[scores > 0])[-200:]):
+        some = candidates(rows @ query[0], gallery, length, int(threshold))
+        assert set(np.flatnonzero(scores >= threshold)) <= set(some)
+        assert len(some) <= (scores >= threshold - 64).sum()
 
 
 @pytest.mark.parametrize("gallery, zero", [("uint8", 128), ("uint8", 7), ("uint16", 32768), ("int32", 0)])
@@ -107,16 +107,16 @@ def test_the_neighbours_do_not_depend_on_blocks_and_threads(monkeypatch: pytest.
     np.testing.assert_array_equal(found.scores, wanted.scores)
 
 
-def test_more_neighbours_than_rows_gives_all_rows() -> None:
+def test_asking_for_more_neighbours_than_rows_gives_all_rows() -> None:
     rows = codes("uint8", 3, 8)
     assert sorted(Index(rows, 128, 1).search(rows[:1], 128, 10).rows[0].tolist()) == [0, 1, 2]
 
 
-def test_no_queries_give_no_neighbours() -> None:
+def test_a_search_without_queries_gives_no_neighbours() -> None:
     assert Index(codes("uint8", 3, 8), 0, 1).search(np.zeros((0, 8), np.uint8)).rows.shape == (0, 3)
 
 
-def test_i32_values_are_reduced_by_one_shift_for_all() -> None:
+def test_i32_values_are_all_reduced_by_the_same_shift() -> None:
     values = np.array([[2**31 - 1, 1 - 2**31, 2**16, 0]], np.int32)
     assert (reduced(values, 0)[0].astype(np.int64) - 32768).tolist() == [[32767, -32768, 1, 0]]
     small = np.array([[5, -7]], np.int32)

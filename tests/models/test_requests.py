@@ -58,7 +58,7 @@ def test_a_list_may_have_commas_and_spaces() -> None:
     assert parse_outputs("embedding, tokens@9") == parse_outputs(["embedding", "tokens@9"])
 
 
-def test_an_output_is_listed_once() -> None:
+def test_an_output_that_is_listed_twice_is_rejected() -> None:
     with pytest.raises(FqvitError, match=r"^output embedding:u8:l2: listed twice\. Leave one out\.$"):
         parse_outputs("embedding:u8:l2,embedding:l2:u8")
 

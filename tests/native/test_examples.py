@@ -76,7 +76,7 @@ def test_an_example_explains_mistakes(language: str, request: pytest.FixtureRequ
 
 
 @pytest.mark.parametrize("embedding", [Output("pool", "embedding", 0.25, 120), Output("head", "embedding", 0.5, name="scores")])
-def test_similarity_in_c_is_that_of_python(similarity: Path, embedding: Output, tmp_path: Path) -> None:
+def test_similarity_in_c_equals_that_in_python(similarity: Path, embedding: Output, tmp_path: Path) -> None:
     plain = Program.load(MODEL)
     others = (Output("norm", "tokens", 0.5, name="tokens"), embedding)
     header = msgspec.structs.replace(plain.header, output=Output("blocks.0.norm1", "tokens", 0.5, name="a"), others=others)

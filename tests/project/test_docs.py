@@ -76,9 +76,13 @@ def fields(kind: Any) -> dict[str, Any]:
 
 def plain_default(field: Any) -> str | None:
     """Return the default of a field as a page writes it; None if it has none."""
-    if field.default is msgspec.NODEFAULT:
+    if field.default is not msgspec.NODEFAULT:
+        default = field.default
+    elif field.default_factory is not msgspec.NODEFAULT:
+        default = field.default_factory()
+    else:
         return None
-    value = msgspec.to_builtins(field.default)
+    value = msgspec.to_builtins(default)
     return str(value) if isinstance(value, str) else json.dumps(value)
 
 

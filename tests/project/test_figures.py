@@ -30,7 +30,7 @@ def run(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, SCRIPTS / f"{name}.py", *words], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", ["figure1", "readme_figure"])
+@pytest.mark.parametrize("name", ["figure1", "readme_figure", "pareto"])
 def test_a_committed_figure_is_up_to_date_with_its_csv(name: str) -> None:
     done = run(name, "--check")
     assert done.returncode == 0, done.stderr

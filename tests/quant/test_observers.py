@@ -140,7 +140,7 @@ def test_minmax_is_the_range_of_all_batches() -> None:
     assert fed(MinMax(SITE), batches).range() == (float(stacked.min()), float(stacked.max()))
 
 
-def test_attended_scores_start_below_the_least_row_maximum() -> None:
+def test_the_range_of_attended_scores_starts_below_the_smallest_row_maximum() -> None:
     scores = torch.tensor([[30.0, -400.0], [5.0, 4.0], [90.0, 3.0]])
     assert fed(Attended(SITE), [scores]).range() == (5.0 - Attended.REACH, 90.0)
     # Scores that are all near their row maximum keep their whole range.

@@ -136,10 +136,10 @@ def test_groups_need_at_most_4_bits_and_exclude_the_first_and_last_layer(
 ) -> None:
     recipe = Recipe(name="mine", weight_bits=bits, weight_group=group)
     for kind in ("vit", "swin"):
-        leaves = [node.leaf for node in trace(float_model(kind).module).nodes]
-        for leaf in (leaf for leaf in leaves if isinstance(leaf, layers.Linear | layers.Patches)):
-            edge = isinstance(leaf, layers.Patches) or leaf.role == "logits"
-            assert bits_and_group(recipe, leaf) == (edges if edge else blocks), leaf
+        nodes = trace(float_model(kind).module).nodes
+        for node in (node for node in nodes if isinstance(node.leaf, layers.Linear | layers.Patches)):
+            edge = isinstance(node.leaf, layers.Patches) or node.leaf.role == "logits"
+            assert bits_and_group(recipe, node) == (edges if edge else blocks), node.name
 
 
 def test_fits_groups_checks_bits_exponents_and_multiples() -> None:
@@ -159,7 +159,7 @@ def test_fits_groups_checks_bits_exponents_and_multiples() -> None:
     assert not fits([[0, 0, 0], [0, 0, 0]], 4, 2, [[5, 0], [0, 0]])  # an exponent that a file cannot store
 
 
-def test_a_row_of_zeros_has_the_scale_of_the_others_with_groups() -> None:
+def test_with_groups_a_row_of_zeros_has_the_same_scale_as_the_other_rows() -> None:
     found = quantize_linear(np.array([[0.0] * 8, [1.0] * 8]), None, np.ones(1), 4, group=4)
     assert found.scale[0] == pytest.approx(1 / 7 / 16) and not found.w[0].any()
 

@@ -34,6 +34,19 @@ class Reader(HTMLParser):
         self.words.append(data)
 
 
+def test_a_table_adds_the_figure_of_accuracy_against_size(programs: Path, tmp_path: Path) -> None:
+    table, out = tmp_path / "table.csv", tmp_path / "r.html"
+    head = "model,method,bits,runs,top1,file_bytes\n"
+    table.write_text(head + "fmnist_vit,float,32/32/32,float,92.4,0\nfmnist_vit,w4,4/8/4,integer,91.0,330000\n")
+    done = fqvit("report", programs / "vit.fqvit", "--limit", 40, "-o", out, "--table", table)
+    assert done.code == 0
+    page = out.read_text()
+    assert "Accuracy against file size" in page and "w4 4/8/4" in page and "The coloured name is this program" in page
+    table.write_text(head + "other,w4,4/8/4,integer,91.0,330000\n")
+    words = ("report", programs / "vit.fqvit", "-o", out, "--table", table)
+    assert_rejected(fqvit(*words), "no integer program of fmnist_vit", "Leave out --table")
+
+
 def test_hostile_names_are_escaped(made: Made) -> None:
     read = Reader(made.page)
     kinds = {tag for tag, _ in read.tags}

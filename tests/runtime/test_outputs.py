@@ -138,7 +138,7 @@ def test_the_bits_of_an_output_do_not_depend_on_the_other_outputs(kind: str, rec
         assert_same(Reference(alone).run(images), found[i], f"{recipe}, {name}")
 
 
-def test_a_calibration_keeps_its_outputs_as_json() -> None:
+def test_a_calibration_keeps_its_outputs_when_it_is_saved_as_json() -> None:
     model, calibration, program = made("vit", "fqvit", ("class@-1:l2", "logits"))
     assert calibration.outputs == ("class@1:l2", "logits")
     again = Calibration.from_json(calibration.to_json())

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOAK = ROOT / "scripts" / "soak.py"
 
 
-def test_eight_threads_use_shared_and_own_engines() -> None:
+def test_eight_threads_get_the_right_bits_from_shared_and_own_engines() -> None:
     words = [sys.executable, "-X", "dev", "-W", "error", SOAK, "--worker", ROOT / "tests" / "golden", "--seconds", "3"]
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == "", done.stderr

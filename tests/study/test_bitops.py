@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,7 +12,9 @@ from fqvit.models.graph import Node, trace
 from fqvit.models.layers import BiasedScores, Context, Gelu, LayerNorm, Linear, Patches, Scores, Softmax
 from fqvit.models.load import build
 from fqvit.models.zoo import find
-from fqvit.study.bitops import Layer, attention_memory, layers_of, paper_totals, usual_total
+from fqvit.quant.recipe import RECIPES, Recipe
+from fqvit.quant.recipe_file import to_toml
+from fqvit.study.bitops import Layer, attention_memory, layers_of, paper_totals, recipe_total, usual_total
 from tests.cli.command_line import assert_rejected, fqvit
 
 SMALL = {
@@ -90,6 +94,25 @@ def test_the_command_prints_both_conventions_and_every_layer() -> None:
     text = fqvit("bitops", "swin_tiny", "--bits", "4/8/4", "--layers").out
     assert "4/8/4" in text
     assert "layers.3.blocks.1.mlp.fc2" in text
+
+
+def test_every_recipe_is_counted_with_the_widths_of_its_layers(tmp_path: Path) -> None:
+    found = fqvit("bitops", "deit_tiny", "--json").json
+    assert set(found["recipes"]) == set(RECIPES) and set(found["usual"]) >= {"8/8/8", "8/8/4", "6/6/4", "4/8/4", "4/4/4"}
+    assert found["recipes"]["fqvit"] == found["usual"]["8/8/4"] and found["recipes"]["minmax"] == found["usual"]["8/8/8"]
+    layers = layers_of(find("deit_tiny").config)
+    ends = sum(layer.macs for layer in layers if layer.name in ("patch_embed.proj", "head"))
+    # The patch embedding and the head of w4 have 8-bit weights.
+    assert found["recipes"]["w4"] == pytest.approx(found["usual"]["4/8/4"] + 4 * 8 * ends / 1e9, abs=1e-5)
+    recipe = Recipe(name="mixed", layer_bits={"blocks.*.mlp.fc1": 6, "blocks.0.*": 4})
+    fc1 = [layer.macs for layer in layers if layer.name.endswith("fc1")]
+    first = [layer.macs for layer in layers if layer.name.startswith("blocks.0.") and layer.kind == "linear"]
+    saved = 2 * 8 * sum(fc1[1:]) + 4 * 8 * sum(first)
+    assert recipe_total(layers, recipe) == pytest.approx(usual_total(layers, 8, 8, 4) - saved / 1e9)
+    (tmp_path / "mine.toml").write_text(to_toml(recipe))
+    text = fqvit("bitops", "deit_tiny", "--recipe", tmp_path / "mine.toml").out
+    assert "8/8/4 (mixed)" in text and f"{recipe_total(layers, recipe):.4f}" in text
+    assert_rejected(fqvit("bitops", "--recipe", "none"), "no such recipe")
 
 
 def test_mistakes_are_reported_in_one_line() -> None:

@@ -42,7 +42,8 @@ before(async () => {
   });
   await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
   address = `http://127.0.0.1:${server.address().port}/`;
-  browser = await chromium.launch({ executablePath: process.env.FQVIT_CHROMIUM, args: process.getuid?.() === 0 ? ["--no-sandbox"] : [] });
+  const args = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream", ...(process.getuid?.() === 0 ? ["--no-sandbox"] : [])];
+  browser = await chromium.launch({ executablePath: process.env.FQVIT_CHROMIUM, args });
 });
 
 after(async () => {
@@ -225,6 +226,19 @@ describe("the page", { concurrency: false }, () => {
       assert.match(await text(page, "#model-facts"), new RegExp(ANSWERS.classifiers[TINY].fingerprint));
       await give(page, "paste", [fileOf("pasted.png", readFileSync(RGB))]);
       await cards(page, 2);
+    });
+  });
+
+  test("pictures of the camera are classified, and the camera is released", async () => {
+    await onPage(address, { permissions: ["camera"] }, async (page) => {
+      await page.click("#camera-open");
+      await page.waitForFunction(() => document.getElementById("camera-view").videoWidth > 0);
+      await page.click("#camera-take");
+      await cards(page, 1);
+      assert.match(await text(page, "#cards h3"), /camera 1\.png/);
+      await page.click("#camera-close");
+      assert.equal(await page.evaluate(() => document.getElementById("camera-view").srcObject), null);
+      assert.ok(await page.locator("#camera").isHidden());
     });
   });
 

@@ -10,7 +10,7 @@
 #include "core/fixed.h"
 #include "kernels/avx2/attention_avx2.h"
 #include "kernels/avx2/avx2.h"
-#include "kernels/isqrt.h"
+#include "kernels/norm_row.h"
 
 namespace fqvit {
 namespace {
@@ -112,8 +112,9 @@ FQVIT_INLINE __m256i load_residual(const Residual& x, std::int64_t at) {
     }
 }
 
-// ADD on 8 valid columns: round_shift((acc + bias) mult + (x - x_zero) 2^alpha x_mult, shift) for shifts of at most 32.
-// The shifted sum fits in i32 (Epilogue::low_half), so a logical shift is enough.
+// ADD on 8 valid columns: round_shift((acc + bias) mult + (x - x_zero) 2^alpha x_mult, shift). For shifts of at most
+// 32, the shifted sum fits in i32 (Epilogue::low_half), so a logical shift is enough. Otherwise, the high half is
+// shifted.
 FQVIT_AVX2 void epilogue_add(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel,
                              void* y) {
     const Requantization& q = e.requantization;
@@ -134,8 +135,11 @@ FQVIT_AVX2 void epilogue_add(const Epilogue& e, const Tile& tile, const std::int
         const __m256i even = _mm256_add_epi64(_mm256_mul_epi32(a, mult), _mm256_mul_epi32(v, x_mult));
         const __m256i odd = _mm256_add_epi64(_mm256_mul_epi32(_mm256_srli_epi64(a, 32), mult_odd),
                                              _mm256_mul_epi32(_mm256_srli_epi64(v, 32), x_mult_odd));
-        const __m256i rounded = low_halves(_mm256_srlv_epi64(_mm256_add_epi64(even, half_even), shift_even),
-                                           _mm256_srlv_epi64(_mm256_add_epi64(odd, half_odd), shift_odd));
+        const __m256i sum_even = _mm256_add_epi64(even, half_even), sum_odd = _mm256_add_epi64(odd, half_odd);
+        const __m256i rounded =
+            e.low_half
+                ? low_halves(_mm256_srlv_epi64(sum_even, shift_even), _mm256_srlv_epi64(sum_odd, shift_odd))
+                : _mm256_srav_epi32(high_halves(sum_even, sum_odd), _mm256_sub_epi32(shift, _mm256_set1_epi32(32)));
         store_codes(_mm256_add_epi32(rounded, zero), q.last, e.wide, y, at);
     }
 }
@@ -143,7 +147,7 @@ FQVIT_AVX2 void epilogue_add(const Epilogue& e, const Tile& tile, const std::int
 FQVIT_AVX2 void epilogue(const Epilogue& e, const Tile& tile, void* y) {
     const bool requantizes = (e.kind == Epilogue::CODES || e.kind == Epilogue::LOOKUP || e.kind == Epilogue::I32) &&
                              e.requantization.form == Requantization::HIGH_HALF;
-    const bool adds = e.kind == Epilogue::ADD && e.low_half;
+    const bool adds = e.kind == Epilogue::ADD && (e.low_half || e.high_half);
     int c = 0;
     if (requantizes || adds) {
         for (; c + LANES <= tile.valid_columns; c += LANES) {
@@ -190,12 +194,7 @@ struct Divider {
     }
 };
 
-// M1 and M2 of a row.
-struct Moments {
-    std::int64_t sum, squares;
-};
-
-FQVIT_INLINE Moments moments(const Norm& norm, const void* x, std::int64_t first) {
+FQVIT_INLINE NormMoments moments(const Norm& norm, const void* x, std::int64_t first) {
     __m256i m1 = _mm256_setzero_si256(), m2 = m1;
     for (std::int64_t c = 0; c < norm.channels; c += LANES) {
         const __m256i v = shifted_codes(norm, x, first + c, c), odd = _mm256_srli_epi64(v, 32);
@@ -216,7 +215,7 @@ FQVIT_INLINE __m256i offset_codes(const Norm& norm, const void* x, std::int64_t 
     return _mm256_sub_epi16(codes, _mm256_set1_epi16(norm.offset));
 }
 
-FQVIT_INLINE Moments per_tensor_moments(const Norm& norm, const void* x, std::int64_t first) {
+FQVIT_INLINE NormMoments per_tensor_moments(const Norm& norm, const void* x, std::int64_t first) {
     const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi64x(0xffffffff);
     __m256i m1 = _mm256_setzero_si256(), even = m1, odd = m1;
     for (std::int64_t c = 0; c < norm.channels; c += 2 * LANES) {
@@ -231,21 +230,7 @@ FQVIT_INLINE Moments per_tensor_moments(const Norm& norm, const void* x, std::in
     return {norm.center ? sum_of(wide) : 0, sum_of(_mm256_add_epi64(even, odd))};
 }
 
-// d = isqrt(D 4^j) and its reciprocal rho = floor(2^61 / d), saturated to i32.
-struct RowScale {
-    std::int64_t sum, d, rho;
-    int j;
-};
-
-FQVIT_INLINE RowScale row_scale(const Norm& norm, Moments m) {
-    const std::int64_t big_d = norm.channels * m.squares - m.sum * m.sum + norm.epsilon;
-    const int j = (61 - (63 - __builtin_clzll(static_cast<std::uint64_t>(big_d)))) >> 1;
-    const std::int64_t d = isqrt_normalized(static_cast<std::uint64_t>(big_d) << 2 * j);
-    const std::int64_t rho = (std::int64_t{1} << 61) / d;
-    return {m.sum, d, rho < 0x7fffffff ? rho : 0x7fffffff, j};
-}
-
-FQVIT_INLINE Divider make_divider(const RowScale& row) {
+FQVIT_INLINE Divider make_divider(const NormScale& row) {
     const int s = 24 + row.j, k = 61 - s;
     const std::int64_t top = std::int64_t{1} << 62;  // |n rho| < 2^62, so the sum is not negative and does not wrap
     Divider divide;
@@ -281,7 +266,7 @@ struct QuickStore {
     __m256i rho, doubt = _mm256_setzero_si256();
     __m128i left, right, shift;  // n' = n 2^left / 2^right
 
-    FQVIT_AVX2 QuickStore(const Norm& n, const RowScale& row)
+    FQVIT_AVX2 QuickStore(const Norm& n, const NormScale& row)
         : norm(n),
           rho(_mm256_set1_epi64x(row.rho)),
           left(_mm_cvtsi32_si128(row.j > 6 ? row.j - 6 : 0)),
@@ -292,9 +277,9 @@ struct QuickStore {
         const __m256i scaled = _mm256_sra_epi32(_mm256_sll_epi32(n, left), right), g = load(norm.quick_g + c);
         const __m256i even = _mm256_srli_epi64(_mm256_mul_epi32(scaled, rho), 32);
         const __m256i odd = _mm256_srli_epi64(_mm256_mul_epi32(_mm256_srli_epi64(scaled, 32), rho), 32);
-        const __m256i low = _mm256_add_epi64(_mm256_mul_epi32(even, g), load(norm.quick_b + c));
-        const __m256i high =
-            _mm256_add_epi64(_mm256_mul_epi32(odd, _mm256_srli_epi64(g, 32)), load(norm.quick_b + c + 4));
+        const std::int64_t* b = norm.quick_b + (c - c % 16 / 2);
+        const __m256i low = _mm256_add_epi64(_mm256_mul_epi32(even, g), load(b));
+        const __m256i high = _mm256_add_epi64(_mm256_mul_epi32(odd, _mm256_srli_epi64(g, 32)), load(b + 8));
         const __m256i halves = _mm256_blend_epi32(_mm256_srli_epi64(low, 32), high, 0xaa);
         const __m256i code = _mm256_sra_epi32(halves, shift);
         const __m256i above = _mm256_sra_epi32(_mm256_add_epi32(halves, _mm256_set1_epi32(1)), shift);
@@ -305,7 +290,7 @@ struct QuickStore {
 
 // Calls store with n = C v - M1 of 8 channels at a time.
 template <class Store>
-FQVIT_INLINE void normalize(const Norm& norm, const RowScale& row, const void* x, void* y, std::int64_t first,
+FQVIT_INLINE void normalize(const Norm& norm, const NormScale& row, const void* x, void* y, std::int64_t first,
                             Store&& store) {
     const __m256i count = _mm256_set1_epi32(static_cast<int>(norm.channels));
     const __m256i sum = _mm256_set1_epi32(static_cast<int>(row.sum));
@@ -326,13 +311,13 @@ FQVIT_INLINE void normalize(const Norm& norm, const RowScale& row, const void* x
     }
 }
 
-FQVIT_AVX2 void layernorm_row(const Norm& norm, const RowScale& row, const void* x, void* y, std::int64_t first) {
+FQVIT_AVX2 void layernorm_row(const Norm& norm, const NormScale& row, const void* x, void* y, std::int64_t first) {
     const ExactStore store = {norm, make_divider(row)};
     normalize(norm, row, x, y, first, store);
 }
 
 // Returns whether the results are exact.
-FQVIT_AVX2 bool layernorm_row_quickly(const Norm& norm, const RowScale& row, const void* x, void* y,
+FQVIT_AVX2 bool layernorm_row_quickly(const Norm& norm, const NormScale& row, const void* x, void* y,
                                       std::int64_t first) {
     QuickStore store(norm, row);
     normalize(norm, row, x, y, first, store);
@@ -347,11 +332,12 @@ FQVIT_AVX2 void layernorm(const Norm& norm, const void* x, void* y, std::int64_t
     // Square roots and divisions of several rows overlap, which hides their latency.
     constexpr std::int64_t GROUP = 8;
     for (std::int64_t r = 0; r < rows; r += GROUP) {
-        RowScale scales[GROUP];
+        NormScale scales[GROUP];
         const std::int64_t count = rows - r < GROUP ? rows - r : GROUP;
         for (std::int64_t i = 0; i < count; ++i) {
             const std::int64_t first = (r + i) * norm.channels;
-            scales[i] = row_scale(norm, norm.per_tensor ? per_tensor_moments(norm, x, first) : moments(norm, x, first));
+            scales[i] =
+                norm_scale(norm, norm.per_tensor ? per_tensor_moments(norm, x, first) : moments(norm, x, first));
         }
         for (std::int64_t i = 0; i < count; ++i) {
             const std::int64_t first = (r + i) * norm.channels;

@@ -4,7 +4,8 @@
 // Both products use vpdpbusd, which multiplies u8 by i8. Keys and values are stored minus 128, and the products are
 // corrected by terms per row and per column:
 //     sum (q - q_zero) (k - k_zero) = sum q (k - 128) + (128 - k_zero) sum q - q_zero sum (k - k_zero)
-//     sum w (v - v_zero) = sum w' (v - 128) + (128 - v_zero) sum w' + least sum (v - v_zero), w' = w - least
+//     sum w (v - v_zero) = sum w' (v - 128) + (128 - v_zero) sum w' + w_min sum (v - v_zero), w' = w - w_min
+// where w_min is the smallest weight.
 // w' = high 2^split + low, two bytes: the sum over the high bytes is computed first and shifted, then the sum over the
 // low bytes is added to it. Blocks of 64 tokens whose bytes are 0 in all rows are skipped. Every step is exact modulo
 // 2^32, and the ops prove that the final sums fit in i32.

@@ -13,14 +13,14 @@ namespace fqvit::FQVIT_AVX512_NAMESPACE {
 
 constexpr int PANEL = 64;
 
-// Columns of the panel that starts with `left` columns left: 16, 32 or 64.
+// Returns the number of columns of the next panel if `left` columns remain: 16, 32 or 64.
 constexpr std::int64_t panel_columns(std::int64_t left) { return left > 32 ? 64 : left > 16 ? 32 : 16; }
-// Columns of all panels.
+// Returns the number of columns of all panels.
 constexpr std::int64_t padded_columns(std::int64_t columns) {
     return columns / PANEL * PANEL + (columns % PANEL == 0 ? 0 : panel_columns(columns % PANEL));
 }
 
-// Loads 16 bytes of tokens t, t + 4, t + 8 and t + 12, one per lane. Tokens past the end give those of the last one.
+// Loads 16 bytes of tokens t, t + 4, t + 8 and t + 12, one per lane. Tokens past the end repeat the last one.
 FQVIT_INLINE Vector load_tokens(const Attention& head, const std::uint8_t* k, std::int64_t t, std::uint16_t bytes) {
     const std::int64_t last = head.tokens - 1, stride = head.k_stride;
     return load_lanes(k + std::min(t, last) * stride, k + std::min(t + 4, last) * stride,
@@ -64,7 +64,8 @@ inline FQVIT_AVX512 void pack_keys(const Attention& head, const std::uint8_t* k,
     }
 }
 
-// Packs V as i8 [panels][T / 4][columns][4] minus 128, and sets terms[c] = least sum (v[c] - v_zero).
+// Packs V as i8 [panels][T / 4][columns][4] minus 128, and sets terms[c] = w_min sum (v[c] - v_zero) for the smallest
+// weight w_min.
 inline FQVIT_AVX512 void pack_values(const Attention& head, const std::uint8_t* v, std::int8_t* out,
                                      std::int32_t* terms) {
     alignas(64) static constexpr std::uint8_t TRANSPOSE[64] = {
@@ -83,7 +84,7 @@ inline FQVIT_AVX512 void pack_values(const Attention& head, const std::uint8_t* 
             const std::uint8_t* from = v + (left > 0 ? first + c : 0);
             Vector sum = zero();
             for (std::int64_t q = 0; q < quads; ++q, from += 4 * head.v_stride) {
-                // Tokens past the end have weight 0; any row may stand for them, but not in the sum.
+                // Tokens past the end have weight 0, so any row can take their place, but the sum must not include it.
                 const std::int64_t rows = std::min<std::int64_t>(4, head.tokens - 4 * q);
                 const std::uint8_t *b = from + (rows > 1 ? head.v_stride : 0),
                                    *d = from + (rows > 2 ? 2 * head.v_stride : 0);

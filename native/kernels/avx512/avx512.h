@@ -33,6 +33,7 @@ namespace fqvit::avx512 {
 using Vector = __m512i;
 
 constexpr std::uint16_t ALL_16 = 0xffff;
+constexpr std::uint32_t ALL_32 = 0xffffffff;
 
 // Memory, at any address. Masked loads read only the elements of the mask and give 0 elsewhere.
 FQVIT_INLINE Vector load(const void* p) { return _mm512_loadu_si512(p); }
@@ -157,6 +158,7 @@ FQVIT_INLINE Vector min_u8(Vector a, Vector b) { return _mm512_min_epu8(a, b); }
 FQVIT_INLINE Vector max_u8(Vector a, Vector b) { return _mm512_max_epu8(a, b); }
 FQVIT_INLINE Vector min_u16(Vector a, Vector b) { return _mm512_min_epu16(a, b); }
 FQVIT_INLINE Vector max_u16(Vector a, Vector b) { return _mm512_max_epu16(a, b); }
+FQVIT_INLINE Vector max_u32(Vector a, Vector b) { return _mm512_max_epu32(a, b); }
 
 // Comparisons and selection: element of b where the mask is set, else of a.
 FQVIT_INLINE std::uint64_t equal_i8(Vector a, Vector b) { return _mm512_cmpeq_epi8_mask(a, b); }

@@ -19,6 +19,7 @@ struct Vector {
 };
 
 constexpr std::uint16_t ALL_16 = 0xffff;
+constexpr std::uint32_t ALL_32 = 0xffffffff;
 
 template <class T>
 constexpr int COUNT = static_cast<int>(64 / sizeof(T));
@@ -236,6 +237,7 @@ inline Vector min_u8(Vector a, Vector b) { return smaller<std::uint8_t>(a, b); }
 inline Vector max_u8(Vector a, Vector b) { return larger<std::uint8_t>(a, b); }
 inline Vector min_u16(Vector a, Vector b) { return smaller<std::uint16_t>(a, b); }
 inline Vector max_u16(Vector a, Vector b) { return larger<std::uint16_t>(a, b); }
+inline Vector max_u32(Vector a, Vector b) { return larger<std::uint32_t>(a, b); }
 
 inline std::uint64_t equal_i8(Vector a, Vector b) {
     return make_mask<std::int8_t>([&](int i) { return get<std::int8_t>(a, i) == get<std::int8_t>(b, i); });

@@ -4,6 +4,8 @@
 // fits in 63 bits. The AVX2 kernel handles parameters that are not supported here.
 #if defined(__x86_64__) && defined(__GNUC__)
 
+#include <cstring>
+
 #include "kernels/avx512/kernels_avx512.h"
 
 namespace fqvit::FQVIT_AVX512_NAMESPACE {
@@ -67,25 +69,19 @@ FQVIT_AVX512 void store_codes(const Epilogue& e, const Tile& tile, std::int64_t 
     }
 }
 
-// A table of up to 1024 u8 entries, in 4 registers per 256 entries. An index consists of its low 8 bits and those
-// above.
+// A table of 256 or 1024 u8 entries, read from memory: all of it does not fit in the registers. An index consists of
+// its low 8 bits and those above.
 template <int parts>
 struct Table {
-    Vector part[4 * parts];
-
-    FQVIT_INLINE Table(const std::uint8_t* entries, std::int64_t length) {
-        for (int i = 0; i < 4 * parts; ++i) {
-            const std::int64_t rest = length - 64 * i;
-            part[i] = load_i8(entries + 64 * i, first_64(rest > 0 ? rest : 0));
-        }
-    }
+    const std::uint8_t* entries;
 
     FQVIT_INLINE Vector operator()(Vector low, Vector high) const {
         const std::uint64_t upper_half = top_bits_i8(low);
         Vector found[parts];
         for (int i = 0; i < parts; ++i) {
-            found[i] = select_i8(upper_half, permute2_i8(part[4 * i], low, part[4 * i + 1]),
-                                 permute2_i8(part[4 * i + 2], low, part[4 * i + 3]));
+            const std::uint8_t* part = entries + 256 * i;
+            found[i] = select_i8(upper_half, permute2_i8(load(part), low, load(part + 64)),
+                                 permute2_i8(load(part + 128), low, load(part + 192)));
         }
         if constexpr (parts == 1) return found[0];
         const std::uint64_t odd = test_i8(high, set_i8(1)), second = test_i8(high, set_i8(2));
@@ -123,7 +119,12 @@ FQVIT_AVX512 void look_up(const Epilogue& e, const Tile& tile, std::int64_t c, s
     const LookupColumns columns = {load_columns(q, channel, count), load_columns(q, channel + LANES, count - LANES),
                                    set_i16(q.last), static_cast<std::uint16_t>(valid),
                                    static_cast<std::uint16_t>(valid >> LANES)};
-    const Table<parts> table(static_cast<const std::uint8_t*>(e.tables) + start, std::int64_t{q.last} + 1);
+    Table<parts> table{static_cast<const std::uint8_t*>(e.tables) + start};
+    alignas(64) std::uint8_t padded[256 * parts];
+    if (q.last + 1 < 256 * parts) {
+        std::memcpy(padded, table.entries, static_cast<std::size_t>(q.last) + 1);
+        table.entries = padded;
+    }
     const Vector by_row = load(BY_ROW);
     const std::int32_t* acc = tile.acc + c;
     y += tile.row * tile.stride + channel;

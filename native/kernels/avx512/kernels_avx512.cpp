@@ -11,6 +11,7 @@ const Kernels* FQVIT_AVX512_NAME(kernels_avx512)() {
         Kernels made = *FQVIT_AVX512_NAMESPACE::fallback();
         made.name = "avx512";
         made.epilogue = FQVIT_AVX512_NAMESPACE::epilogue;
+        made.layernorm = FQVIT_AVX512_NAMESPACE::layernorm;
         made.groups_tables = true;
         made.attention = FQVIT_AVX512_NAMESPACE::attention;
         made.attention_scratch = FQVIT_AVX512_NAMESPACE::attention_scratch;

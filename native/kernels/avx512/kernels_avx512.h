@@ -11,6 +11,7 @@ namespace fqvit {
 namespace FQVIT_AVX512_NAMESPACE {
 
 void epilogue(const Epilogue& e, const Tile& tile, void* y);
+void layernorm(const Norm& norm, const void* x, void* y, std::int64_t rows);
 void attention(const Attention& head, const std::uint8_t* q, const std::uint8_t* k, const std::uint8_t* v,
                const std::int32_t* bias, const std::uint8_t* region, std::uint8_t* y, std::uint8_t* scratch);
 std::size_t attention_scratch(const Attention& head);

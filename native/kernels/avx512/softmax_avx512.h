@@ -57,34 +57,29 @@ public:
     FQVIT_INLINE RowWeights operator()(std::uint8_t* low, std::uint8_t* high, const std::uint8_t* region,
                                        std::int64_t query) const {
         const Attended attended{head_.tokens, region, set_i8(region == nullptr ? 0 : region[query])};
-        Vector tops = zero();
-        if (head_.kind == Attention::RELATIVE) {
-            for (std::int64_t t = 0; t < head_.tokens; t += 64) tops = max_u8(tops, load_i8(low + t, attended(t)));
-            const std::uint8_t top = largest_u8(tops);
-            return look_up_weights(low, high, attended, top, bytes_.split, bytes_.weight_low, bytes_.weight_high);
-        }
-        const Vector ones = set_i8(-1);
-        Vector bottoms = zero();  // 255 minus the smallest score
-        for (std::int64_t t = 0; t < head_.tokens; t += 64) {
-            const std::uint64_t mask = attended(t);
-            const Vector x = load_i8(low + t, mask);
-            tops = max_u8(tops, x);
-            bottoms = max_u8(bottoms, select_i8(mask, zero(), xor_bits(x, ones)));
-        }
-        const std::uint8_t top = largest_u8(tops);
-        const std::int64_t farthest = top - (255 - largest_u8(bottoms));
-        alignas(64) std::uint8_t by_distance[2][256];
-        const std::uint32_t sum = sum_exponentials(low, attended, top);
-        const std::int64_t distances = farthest < length_ ? farthest + 1 : length_;
+        std::uint8_t top;
         std::int32_t split = bytes_.split;
-        if (head_.kind == Attention::LOG) {
-            // If exponentials never increase, no code of the row is below that of distance 0.
-            if (head_.table_decreases) split = bytes_.split_by_code[log_code(sum, bytes_.table[0])];
-            log_weights(sum, distances, split, by_distance);
+        const std::uint8_t *low_bytes = bytes_.weight_low, *high_bytes = bytes_.weight_high;
+        alignas(64) std::uint8_t by_distance[2][256];
+        if (head_.kind == Attention::RELATIVE) {
+            Vector tops = zero();
+            for (std::int64_t t = 0; t < head_.tokens; t += 64) tops = max_u8(tops, load_i8(low + t, attended(t)));
+            top = largest_u8(tops);
         } else {
-            uniform_weights(sum, distances, by_distance);
+            const Range range = find_range(low, attended);
+            top = range.top;
+            low_bytes = by_distance[0], high_bytes = by_distance[1];
+            const std::uint32_t sum = sum_exponentials(low, attended, top);
+            const std::int64_t distances = range.farthest < length_ ? range.farthest + 1 : length_;
+            if (head_.kind == Attention::LOG) {
+                // If exponentials never increase, no code of the row is below that of distance 0.
+                if (head_.table_decreases) split = bytes_.split_by_code[log_code(sum, bytes_.table[0])];
+                log_weights(sum, distances, split, by_distance);
+            } else {
+                uniform_weights(sum, distances, by_distance);
+            }
         }
-        return look_up_weights(low, high, attended, top, split, by_distance[0], by_distance[1]);
+        return look_up_weights(low, high, attended, top, split, low_bytes, high_bytes);
     }
 
 private:
@@ -100,11 +95,29 @@ private:
         }
     };
 
+    // The largest score and the distance of the smallest one from it.
+    struct Range {
+        std::uint8_t top;
+        std::int64_t farthest;
+    };
+    FQVIT_AVX512 static Range find_range(const std::uint8_t* row, const Attended& attended) {
+        const Vector ones = set_i8(-1);
+        Vector tops = zero(), bottoms = zero();  // bottoms: 255 minus the smallest score
+        for (std::int64_t t = 0; t < attended.tokens; t += 64) {
+            const std::uint64_t mask = attended(t);
+            const Vector x = load_i8(row + t, mask);
+            tops = max_u8(tops, x);
+            bottoms = max_u8(bottoms, select_i8(mask, zero(), xor_bits(x, ones)));
+        }
+        const std::uint8_t top = largest_u8(tops);
+        return {top, top - (255 - largest_u8(bottoms))};
+    }
+
     FQVIT_INLINE Vector distance(const std::uint8_t* row, std::uint64_t mask, Vector tops) const {
         return min_u8(sub_i8(tops, load_i8(row, mask)), last_);
     }
 
-    FQVIT_AVX512 RowWeights look_up_weights(std::uint8_t* low, std::uint8_t* high, const Attended& attended,
+    FQVIT_INLINE RowWeights look_up_weights(std::uint8_t* low, std::uint8_t* high, const Attended& attended,
                                             std::uint8_t top, std::int32_t split, const std::uint8_t* low_bytes,
                                             const std::uint8_t* high_bytes) const {
         const ByteTable low_table(low_bytes, length_), high_table(high_bytes, length_);

@@ -7,7 +7,7 @@
 // does so for its rows, and broadcasting four bytes gives the quad of one row to all columns.
 //
 // Tiles are two vectors wide: 6 rows x 16 columns with 256 bits (12 accumulators, 2 vectors of weights, 1 of
-// activations: 15 of 16 registers) and 12 x 32 with 512 bits (24 + 2 + 1: 27 of 32). Ten or more independent
+// activations: 15 of 16 registers) and 14 x 32 with 512 bits (28 + 2 + 1: 31 of 32). Ten or more independent
 // accumulators hide the latency of 4 to 5 cycles at two instructions per cycle.
 #include "kernels/gemm.h"
 
@@ -73,7 +73,7 @@ FQVIT_TARGET FQVIT_INLINE void store(std::int32_t* to, Vector v) {
 
 namespace avx512 {
 
-constexpr int ROWS = 12;
+constexpr int ROWS = 14;
 
 #ifdef FQVIT_VNNI_SHIM
 #define FQVIT_TARGET
@@ -161,33 +161,36 @@ public:
         return static_cast<std::size_t>((inputs + 3) / 4 * 4 * rows);
     }
 
-    // Packs two rows at a time, which halves the stores. Uses only SSE2, so every x86-64 CPU can run it.
+    // Packs four rows at a time, the last four once more if the number of rows is not a multiple of 4. Uses only SSE2,
+    // so every x86-64 CPU can run it.
     void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                    std::uint8_t* block) const override {
-        const std::int64_t step = 4 * rows;  // bytes between quads
-        int r = 0;
-        for (; r + 2 <= count; r += 2) {
-            const std::uint8_t *a = x + r * stride, *b = a + stride;
-            std::uint8_t* out = block + 4 * r;
-            std::int64_t k = 0;
-            for (; k + 16 <= inputs; k += 16, out += 4 * step) {
-                const __m128i va = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a + k));
-                const __m128i vb = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + k));
-                store_pair(out, step, _mm_unpacklo_epi32(va, vb));
-                store_pair(out + 2 * step, step, _mm_unpackhi_epi32(va, vb));
-            }
-            pack_rest(a, k, inputs, out, step);
-            pack_rest(b, k, inputs, out + 4, step);
+        const std::int64_t step = 4 * rows, whole = inputs / 16 * 16;  // step: bytes between quads
+        for (int r = 0; r < count; r += 4) {
+            const int first = r + 4 > count && count >= 4 ? count - 4 : r, end = std::min(first + 4, count);
+            if (end - first == 4) pack_four(x + first * stride, stride, whole, block + 4 * first, step);
+            const std::int64_t k = end - first == 4 ? whole : 0;
+            for (int i = first; i < end; ++i) pack_rest(x + i * stride, k, inputs, block + 4 * i + k * rows, step);
         }
-        if (r < count) pack_rest(x + r * stride, 0, inputs, block + 4 * r, step);
     }
 
 private:
-    // Stores the same two quads of two rows.
-    static void store_pair(std::uint8_t* out, std::int64_t step, __m128i pair) {
-        const std::int64_t first = _mm_cvtsi128_si64(pair), second = _mm_cvtsi128_si64(_mm_unpackhi_epi64(pair, pair));
-        std::memcpy(out, &first, 8);
-        std::memcpy(out + step, &second, 8);
+    static __m128i load_16(const std::uint8_t* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); }
+    static void store_16(std::uint8_t* to, __m128i v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), v); }
+
+    // Transposes 4 x 4 quads at a time.
+    static void pack_four(const std::uint8_t* x, std::int64_t stride, std::int64_t inputs, std::uint8_t* out,
+                          std::int64_t step) {
+        for (std::int64_t k = 0; k < inputs; k += 16, out += 4 * step) {
+            const __m128i a = load_16(x + k), b = load_16(x + stride + k);
+            const __m128i c = load_16(x + 2 * stride + k), d = load_16(x + 3 * stride + k);
+            const __m128i ab = _mm_unpacklo_epi32(a, b), cd = _mm_unpacklo_epi32(c, d);
+            const __m128i ab_high = _mm_unpackhi_epi32(a, b), cd_high = _mm_unpackhi_epi32(c, d);
+            store_16(out, _mm_unpacklo_epi64(ab, cd));
+            store_16(out + step, _mm_unpackhi_epi64(ab, cd));
+            store_16(out + 2 * step, _mm_unpacklo_epi64(ab_high, cd_high));
+            store_16(out + 3 * step, _mm_unpackhi_epi64(ab_high, cd_high));
+        }
     }
 
     static void pack_rest(const std::uint8_t* row, std::int64_t k, std::int64_t inputs, std::uint8_t* out,

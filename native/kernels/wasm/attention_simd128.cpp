@@ -1,4 +1,4 @@
-// One head of attention with SIMD128, five rows at a time, so that scores and weights stay in the L1 cache.
+// One head of attention with SIMD128, four rows at a time, so that scores and weights stay in the L1 cache.
 //     scores = requantize(Q K^T + bias)   weights = softmax(scores)   y = requantize(weights V)
 //
 // Both products multiply i16 x i16 (pairs_simd128.h). This is exact because codes minus their zero point need 9 bits,

@@ -3,7 +3,7 @@
 // Packing stores weights and activations as i16. Exact because a sum of two products of u8 and i8 is below 2^17, and
 // Linear proves |sum_k x w| < 2^31 for every partial sum.
 //
-// A block has 20 rows, four tiles of 5, so that a panel of weights is read from the L1 cache three times out of four.
+// A block has 16 rows, four tiles of 4, so that a panel of weights is read from the L1 cache three times out of four.
 #include "kernels/gemm.h"
 
 #if defined(__wasm_simd128__)
@@ -68,7 +68,7 @@ public:
         return memory_size(pairs_of(inputs) * 2 * ROWS * std::int64_t{sizeof(std::int16_t)});
     }
 
-    // Tiles of 5 rows, [K / 2][5][2] each. Rows past `count` are not written: they are never multiplied.
+    // Tiles of 4 rows, [K / 2][4][2] each. Rows past `count` are not written: they are never multiplied.
     void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                    std::uint8_t* block) const override {
         constexpr int PAIR = 2 * TILE_ROWS;  // from one pair of a row to the next

@@ -28,6 +28,8 @@ from fqvit.cli.options import (
     Features,
     Json,
     Limit,
+    MaxSize,
+    MeasuredTable,
     ModelOrPath,
     OneOutput,
     OutputNames,
@@ -36,6 +38,7 @@ from fqvit.cli.options import (
     QdqAttention,
     QdqTarget,
     Recipe,
+    SaveRecipe,
     Settings,
     SettingsAndSize,
     Weights,
@@ -125,7 +128,9 @@ def quantize(
     max_loss: Annotated[
         float | None, typer.Option(metavar="X", help="Percentage points of top-1 accuracy that recipe auto may lose.")
     ] = None,
+    max_size: MaxSize = None,
     classes: Classes = None,
+    save_recipe: SaveRecipe = None,
     save_calibration: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Also save the calibration to this file.")
     ] = None,
@@ -154,7 +159,9 @@ def quantize(
         images=images,
         k=k,
         max_loss=max_loss,
+        max_size=max_size,
         classes=classes,
+        save_recipe=save_recipe,
         save_calibration=save_calibration,
         calibration_file=calibration,
         out=out,
@@ -282,6 +289,7 @@ def report(
     pictures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write the figures as SVG files to this folder.")
     ] = None,
+    table: MeasuredTable = None,
     *,
     settings: Settings,
     as_json: Json = False,
@@ -289,7 +297,7 @@ def report(
     """Write an HTML report about a program, with figures."""
     from fqvit.cli.commands import report as report_command
 
-    report_command.run(file, weights, data, classes, limit, out, pictures, settings.given(), as_json)
+    report_command.run(file, weights, data, classes, limit, out, pictures, table, settings.given(), as_json)
 
 
 @command("bench")

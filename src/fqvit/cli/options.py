@@ -237,3 +237,15 @@ def one_option_per_field(function: Callable[..., None]) -> Callable[..., None]:
 
 def _keyword(name: str, default: object, kind: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+MaxSize = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Largest file that recipe auto may write, such as 4.5MB or 4500000.")
+]
+SaveRecipe = Annotated[
+    Path | None, typer.Option(metavar="FILE.toml", help="Also save the recipe, with all widths that auto chose, for --recipe.")
+]
+MeasuredTable = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.csv", help="Also show accuracy against size of the programs in this file of `fqvit table`."),
+]

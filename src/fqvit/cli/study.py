@@ -64,10 +64,13 @@ def bitops(
     bits: Annotated[
         str | None, typer.Option(metavar="W/A/ATTN", help="Also count at these bit widths, in the usual convention.")
     ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE.toml", help="Also count this recipe, such as one that auto saved.")
+    ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="List all layers.")] = False,
     as_json: Json = False,
 ) -> None:
     """Count the bit operations of a model per image. Uses the paper's convention and the usual W x A per multiplication."""
     from fqvit.cli.commands import bitops as bitops_command
 
-    bitops_command.run(model, bits, layers, as_json)
+    bitops_command.run(model, bits, recipe, layers, as_json)

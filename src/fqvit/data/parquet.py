@@ -29,7 +29,7 @@ IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes")
 NAME_COLUMNS = ("path", "file_name", "filename", "name", "__key__")
 LABEL_COLUMNS = ("label", "labels", "class", "cls")
 ROWS = 16  # read at a time
-KEPT = 4  # times ROWS: rows that stay in memory, because threads ask for rows slightly out of order
+KEPT = 4  # groups of ROWS rows that stay in memory, because threads ask for rows slightly out of order
 OPEN_FILES = 2
 DAMAGED = "The file is damaged; copy it again."
 
@@ -132,7 +132,7 @@ class _Readers:
 
 
 class _Reader:
-    """One column of a file, read in order from the start of a row group. Going back further than a few rows starts again."""
+    """One column of a file, read in order from the start of a row group. Going back more than a few rows restarts there."""
 
     def __init__(self, file: ParquetFile, column: str) -> None:
         self._file, self._column = file, column

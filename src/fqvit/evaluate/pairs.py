@@ -15,7 +15,7 @@ NORMAL_95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribut
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """Accuracy of the second classifier minus the first, in percentage points, with its 95 % confidence interval low..high.
+    """The second classifier's accuracy minus the first's, in percentage points, with its 95 % confidence interval low..high.
 
     lost: images that only the first classifies correctly; gained: images that only the second classifies correctly
     """

@@ -1,6 +1,6 @@
 """Read the ATen graph of an exported module into a draft of steps and views.
 
-Ops whose operands are all constant are computed at once: position tables, masks, rotary tables and resampled embeddings become
+Ops whose operands are all constant are computed here: position tables, masks, rotary tables and resampled embeddings become
 constants. Ops that only move elements are applied to the views (see draft.py). All other ops have a handler in elementwise.py,
 norms.py, spatial.py, resample.py or attention.py.
 """
@@ -116,7 +116,7 @@ def _call(node: fx.Node, args: Any, kwargs: dict[str, Any], reader: Reader) -> A
         raise
     except NotImplementedError as error:
         raise FqvitError(f"{where} {error}.") from None
-    except Exception as error:  # of torch, or a handler's assumption about its arguments
+    except Exception as error:  # torch failed, or a handler assumed other arguments
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise FqvitError(f"{where} with these arguments is not supported ({reason}).") from error
     wanted = node.meta.get("val")

@@ -190,7 +190,7 @@ def is_attention_input(draft: Draft, step: Step, readers: list[tuple[Step | None
 
 
 def rotate_before_heads(draft: Draft) -> None:
-    """Compute rotary positions that differ between heads with the channels of all heads side by side: [H, T, D] -> [T, H D]"""
+    """Put the channels of all heads side by side where rotary positions differ between heads: [H, T, D] -> [T, H D]"""
     for step, readers in draft.readers().items():
         if step.kind != "rotary" or len(step.shape) != 3 or not any(_differs(view) for view in step.inputs):
             continue

@@ -185,7 +185,7 @@ def max_pool2d(
 
 
 def _without_infinity(x: View) -> View:
-    """Remove the terms of elements that were padded with -infinity, which a maximum leaves out."""
+    """Remove the offset -infinity of padded elements: a maximum leaves these elements out anyway."""
     if x.offset is None:
         return x
     offset = torch.where((x.index < 0) & (x.offset == -torch.inf), 0.0, x.offset)

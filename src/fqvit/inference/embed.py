@@ -35,8 +35,8 @@ from fqvit.inference.model import BATCH, ProgramModel
 from fqvit.system.files import remedy, temporary_path, write_atomically
 from fqvit.system.progress import Progress
 
-PART_ROWS = 4096  # at most: images of a part
-PART_BYTES = 32 << 20  # of vectors; a part is in memory while it is computed
+PART_ROWS = 4096  # the largest number of images in a part
+PART_BYTES = 32 << 20  # the largest size of a part's vectors, which are in memory while they are computed
 PLAN = "plan.json"
 
 
@@ -181,7 +181,7 @@ class PartsFolder(Sequence[Embeddings]):
         return self.path(number).is_file()
 
     def store(self, number: int, part: Embeddings, skipped: list[tuple[str, str]]) -> None:
-        """Write a part. The unreadable images come first: the part counts as finished when its file exists."""
+        """Write a part. The list of unreadable images is written first: the part counts as finished when its file exists."""
         with _saying_what_is_kept(self):
             if skipped:
                 text = json.dumps(skipped)
@@ -236,7 +236,7 @@ class PartsFolder(Sequence[Embeddings]):
 
 @contextmanager
 def _saying_what_is_kept(folder: PartsFolder) -> Iterator[None]:
-    """Say in an error of the block that finished parts are kept."""
+    """Add to an error of the block that finished parts are kept."""
     try:
         yield
     except FqvitError as error:

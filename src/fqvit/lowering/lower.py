@@ -28,7 +28,10 @@ from fqvit.quant.recipe import Recipe, check_integer
 # Kinds of outputs that hold codes, by their number of axes.
 CODE_KINDS: dict[int, Kind] = {1: "pooled", 2: "tokens", 3: "map"}
 # Recipe fields that did not exist when the first files were written.
-LATER_FIELDS = ("symmetric", "mult", "nonlinear", "intervals", "levels", "keys", "scores", "gelu_floor")
+LATER_FIELDS = (
+    *("symmetric", "mult", "nonlinear", "intervals", "levels", "keys", "scores", "gelu_floor"),
+    *("layer_bits", "widths", "max_size", "ranges", "gelu"),
+)
 
 
 def lower(model: FloatModel, calibration: Calibration) -> Program:
@@ -78,7 +81,7 @@ def recorded(recipe: Recipe) -> dict[str, object]:
     LATER_FIELDS with their default values are omitted, so that lowering reproduces the fingerprints of the first files.
     """
     fields = {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(recipe).items()}
-    defaults = {field.name: field.default for field in msgspec.structs.fields(Recipe)}
+    defaults = {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(Recipe(name="")).items()}
     return {name: value for name, value in fields.items() if name not in LATER_FIELDS or value != defaults[name]}
 
 

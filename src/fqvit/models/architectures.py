@@ -63,7 +63,7 @@ def lookup(name: str) -> Architecture | None:
 
 
 def why_not(name: str) -> str | None:
-    """Return the feature of a timm architecture that fqvit does not define; None for supported and for unknown names."""
+    """Return the feature because of which fqvit does not define a timm architecture; None for supported and unknown names."""
     row = _models().get(resolve(name)[0])
     return row["options"] if row is not None and row["family"] == "-" else None
 

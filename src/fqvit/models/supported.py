@@ -48,7 +48,7 @@ MOVES = "every op that only moves elements: view, permute, slice, cat, roll, ind
 FOLDED = {
     "LayerScale, batch norm": "weights of the layer before or after",
     "mean and std of the pixels": "weights of the first layer",
-    "position embeddings, resampled too": "constants",
+    "position embeddings, even resampled ones": "constants",
     "rotary tables, relative positions, masks": "constants",
     "constant queries of attention pooling": "constants",
     "scale per head, attention bias": "the scores",

@@ -34,9 +34,10 @@ from fqvit.quant.calibration import Calibration
 from fqvit.quant.centering import center, key_centers
 from fqvit.quant.channels import ChannelRange
 from fqvit.quant.leveling import level_keys
-from fqvit.quant.methods import auto
+from fqvit.quant.methods import auto, narrow
 from fqvit.quant.methods.bitsplit import bit_split
 from fqvit.quant.methods.compensate import compensate
+from fqvit.quant.methods.reconstruct import reconstruct
 from fqvit.quant.methods.similarity import search_intervals
 from fqvit.quant.observers import Attended, Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
 from fqvit.quant.plan import SitePlan, plan
@@ -44,6 +45,7 @@ from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, sy
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import table_softmax
 from fqvit.quant.values import widen_values
+from fqvit.quant.weights import check_layers
 from fqvit.system.progress import Progress
 
 Call = Callable[[Node, list[Tensor]], Tensor]
@@ -165,6 +167,7 @@ def calibrate(
     features: Features | None = None,
     progress: Progress | None = None,
     workers: Workers = SINGLE_PROCESS,
+    size_of: narrow.SizeOf | None = None,
 ) -> Calibration:
     """Observe every site of `model` on `images` and return its quantization parameters.
 
@@ -174,6 +177,7 @@ def calibrate(
     model itself. features: deprecated, use outputs.
     progress(items, count, label): wraps long loops, for example fqvit.system.progress.track.
     workers: the processes that share a Source. Each of them must call this function, and each gets the same result.
+    size_of(calibration): the size of its file in bytes, for recipes with max_size: file_size(lower(model, calibration)).
     """
     # Tracing captures parameters, so the model must be on its device first.
     where = device_of(device)
@@ -189,6 +193,9 @@ def calibrate(
     graph = output_graph(module, size, kind, names)
     if recipe.max_loss is not None:
         auto.check(kind, names)
+    if recipe.max_size is not None and size_of is None:
+        raise FqvitError(f"recipe {recipe.name}: max_size needs the argument size_of, which measures the file.")
+    check_layers(graph, recipe)
     workers.agree("weights", f"{model.name} {model.source}", "Every machine needs the same checkpoint.")
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
     centers = key_centers(graph, model.preprocess, where) if recipe.keys != "plain" else {}
@@ -200,7 +207,7 @@ def calibrate(
         sample = _observe_arrays(observed, images, recipe)
     result = None
     if workers.first:
-        result = _finish(observed, recipe, (kind, names), sample, progress)
+        result = _finish(observed, recipe, (kind, names), sample, progress, size_of)
     return distribute.broadcast(result, workers)
 
 
@@ -225,6 +232,7 @@ def _finish(
     wanted: tuple[Features, tuple[str, ...]],
     sample: Callable[[], NDArray[np.uint8]],
     progress: Progress | None,
+    size_of: narrow.SizeOf | None,
 ) -> Calibration:
     """Compute the parameters of all sites, then run the methods that the recipe enables on the sample.
 
@@ -254,8 +262,11 @@ def _finish(
         return calibration
     if recipe.max_loss is not None:
         calibration = auto.choose(model, calibrations[0], calibrations[1], images, progress)
-    if recipe.rounding in ("compensated", "weighted"):
+        calibration = narrow.choose(model, calibration, recipe, images, size_of, progress)
+    if recipe.rounding in ("compensated", "weighted") and not calibration.weights:
         calibration = compensate(model, calibration, images, progress)
+    if recipe.rounding == "reconstructed":
+        calibration = reconstruct(model, calibration, images, progress)
     if recipe.rounding == "bit-split":
         calibration = bit_split(model, calibration, images, progress)
     if recipe.intervals == "similarity":
@@ -294,7 +305,9 @@ def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[
         if isinstance(node.leaf, Gelu) and x in found and sites[x].fixed is None:
             q = found[x]
             low, high = float(-q.zero[0] * q.scale[0]), float((q.last - q.zero[0]) * q.scale[0])
-            cutoff = gelu_cutoff(float(found[node.name].scale.min()) / 2)
+            # As for 8-bit outputs: with fewer bits, a later search may choose a finer scale than the observed range gives.
+            finest = float(found[node.name].scale.min()) * 2.0 ** min(found[node.name].bits - 8, 0)
+            cutoff = gelu_cutoff(finest / 2)
             # One code lower, so that code 0 lies below the cutoff however the zero point is rounded.
             codes = symmetric if sites[x].symmetric else affine
             trimmed[x] = codes(max(low, cutoff - (high - cutoff) / (q.last - 1)), high, q.bits)

@@ -30,7 +30,7 @@ KEY = 1  # Q, K and V are the parts 0, 1 and 2 of a joint layer
 def key_layers(graph: Graph) -> list[str]:
     """Return the linear layers that compute Q, K and V together and whose keys are read only by scores.
 
-    Keys that are computed apart or rotated before the scores are not found: rotation does not commute with a constant.
+    Keys from a separate layer or rotated before the scores are not found: rotation does not commute with a constant.
     """
     found = []
     for node in graph.nodes:

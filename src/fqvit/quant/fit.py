@@ -36,13 +36,13 @@ def check_fit(
             raise FqvitError(
                 f"{name}: weights of shape {list(weights.w.shape)} do not fit {model}. Calibrate this model again."
             )
-        if not fits_groups(weights, *bits_and_group(calibration.recipe, graph.node(name).leaf)):
+        if not fits_groups(weights, *bits_and_group(calibration.recipe, graph.node(name))):
             raise FqvitError(
                 f"{name}: weights do not have the bits and groups of recipe {calibration.recipe.name}. Calibrate again."
             )
     for name, q in found.items():
         site, channels = wanted[name], shapes[name][-1]
-        found_kind = (q.bits, q.log2, q.alpha is not None, bool(q.levels))
+        found_kind = (q.width, q.log2, q.alpha is not None, bool(q.levels))
         if found_kind != (site.bits, site.kind == "log2", site.kind == "ptf", site.kind == "relative"):
             raise FqvitError(
                 f"{name}: calibrated for other codes than those of recipe {calibration.recipe.name}. Calibrate again."

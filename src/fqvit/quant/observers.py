@@ -144,7 +144,7 @@ class MinMax(RangeObserver):
 
 
 class Attended(MinMax):
-    """The range of scores [..., T, T] that attention depends on: from the least row maximum minus REACH to the maximum.
+    """The range of scores [..., T, T] that attention depends on: from the smallest row maximum minus REACH to the maximum.
 
     A softmax reads distances from the maximum of the row, and relative codes round a weight of exp(-REACH) or less to 0, so
     lower scores may saturate. Not for masked scores: the maximum of a row may be at a masked position.
@@ -168,7 +168,7 @@ class Attended(MinMax):
         return max(self._low, self._least_top - self.REACH), self._high
 
     def replace(self, low: float, least_top: float, high: float) -> None:
-        """Replace the statistics: the minimum, the least row maximum, and the maximum."""
+        """Replace the statistics: the minimum, the smallest row maximum, and the maximum."""
         self._low, self._least_top, self._high = low, least_top, high
 
     def _merge(self, later: Self) -> None:

@@ -106,13 +106,13 @@ class Simulation:
     def _weights(self, node: Node) -> tuple[Tensor, Tensor]:
         """Return the quantized weights and bias of a linear layer, convolution or patch embedding, dequantized."""
         chosen = self.calibration.weights.get(node.name)
-        return self._dequantize(node, self._nearest(node) if chosen is None else chosen)
+        return self._dequantize(node, self.nearest(node) if chosen is None else chosen)
 
-    def _nearest(self, node: Node) -> QuantizedLinear:
+    def nearest(self, node: Node) -> QuantizedLinear:
         """Round the weights of a layer to the nearest codes."""
         leaf = node.leaf
         assert isinstance(leaf, LinearLeaf | layers.Patches | general.Stem)
-        bits, group = bits_and_group(self.calibration.recipe, leaf)
+        bits, group = bits_and_group(self.calibration.recipe, node)
         bias: NDArray[np.float64] | None
         if isinstance(leaf, layers.Patches):
             weight, bias = (part.detach().cpu().double().numpy() for part in (leaf.weight, leaf.bias))

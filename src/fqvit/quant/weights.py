@@ -6,16 +6,19 @@ Shared by lowering and simulation, so that both use the same integers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.data.preprocess import Preprocess
+from fqvit.errors import FqvitError
 from fqvit.ir.packing import GROUP_WIDTH, max_exponent
 from fqvit.models import general, layers, maps
+from fqvit.models.graph import Graph, Node
 from fqvit.quant.qparams import QParams, affine
-from fqvit.quant.recipe import Recipe
+from fqvit.quant.recipe import Recipe, weight_bits
 
 MAX_EXPONENT = max_exponent(GROUP_WIDTH)  # of groups
 MAX_PACKED = 6  # weights of at most this many bits are packed: 7-bit ones would save only an eighth, and 8-bit ones nothing
@@ -70,17 +73,19 @@ def depthwise_weights(leaf: general.Depthwise, q: QParams) -> QuantizedLinear:
     return quantize_linear(weight * q.channel_scales(channels)[:, None], _double(leaf.bias), np.ones(1), 8)
 
 
-def bits_and_group(recipe: Recipe, leaf: layers.Leaf) -> tuple[int, int]:
-    """Return the number of bits of a linear layer's weights, and how many weights share an exponent (0: no groups).
+def bits_and_group(recipe: Recipe, node: Node) -> tuple[int, int]:
+    """Return the number of bits of a linear layer's weights, and how many weights share an exponent (0: no groups)."""
+    at_end = isinstance(node.leaf, layers.Patches | general.Stem) or node.leaf.role in ("logits", "deltas", "pooled", "output")
+    return weight_bits(recipe, node.name, at_end)
 
-    Groups are for at most 4 bits. With groups the patch embedding and the output layers keep 8 bits: they are small and
-    sensitive.
-    """
-    if recipe.weight_bits > 4 or recipe.weight_group == 0:
-        return recipe.weight_bits, 0
-    if isinstance(leaf, layers.Patches | general.Stem) or leaf.role in ("logits", "deltas", "pooled", "output"):
-        return 8, 0
-    return recipe.weight_bits, recipe.weight_group
+
+def check_layers(graph: Graph, recipe: Recipe) -> None:
+    """Raise FqvitError for a pattern of recipe.layer_bits that matches no layer with weights."""
+    names = [node.name for node in graph.nodes if isinstance(node.leaf, LinearLeaf | layers.Patches | general.Stem)]
+    for pattern in recipe.layer_bits:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            problem = f"recipe {recipe.name}: layer_bits {pattern!r} matches no layer with weights"
+            raise FqvitError(f"{problem}. Use names such as {names[-1]}.")
 
 
 def short_output_scales(recipe: Recipe, leaf: layers.Leaf, q: QParams | None, outputs: int) -> NDArray[np.float64] | None:
@@ -130,10 +135,16 @@ def quantize_linear(
         scale, exponent = _least_error(effective, scale, least, largest, group, importance)
         units = np.exp2(exponent[:, np.arange(weight.shape[1]) // group].astype(np.float64))
     if output_scales is not None:
-        mantissa, power = np.frexp(scale / output_scales)
-        scale = np.ldexp(np.ceil(mantissa * 2**SHORT_BITS * (1 - 1e-12)), power - SHORT_BITS) * output_scales
+        scale = to_short(scale, output_scales)
     w = _codes(effective / (scale[:, None] * units), largest) * units
     return QuantizedLinear(w.astype(np.int8), scale, np.floor(b / scale + 0.5).astype(np.int64), exponent)
+
+
+def to_short(scale: NDArray[np.float64], output_scales: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round scales [O] up so that 16-bit multipliers scale / output_scale are exact."""
+    mantissa, power = np.frexp(scale / output_scales)
+    found: NDArray[np.float64] = np.ldexp(np.ceil(mantissa * 2**SHORT_BITS * (1 - 1e-12)), power - SHORT_BITS) * output_scales
+    return found
 
 
 def fits_groups(found: QuantizedLinear, bits: int, group: int) -> bool:

@@ -22,6 +22,7 @@ from fqvit.report import MISSING, embedding_plots, maps, plots
 from fqvit.report.data import entropy, used
 from fqvit.report.embeddings import Neighbour
 from fqvit.report.gather import Report
+from fqvit.report.pareto import NOTHING, Comparison, Measured, size_accuracy
 from fqvit.report.predictions import Disagreement, Guess
 from fqvit.report.svg import asset
 from fqvit.system.text import size
@@ -34,7 +35,7 @@ class About:
     """How the report was made.
 
     where: the folder or source of the images; names: the class names; warnings: shown on the page; skipped: the number of
-    images that could not be read
+    images that could not be read; measured: other programs of this model, for the figure of accuracy against size
     """
 
     command: str
@@ -44,6 +45,7 @@ class About:
     names: Sequence[str]
     warnings: Sequence[str] = ()
     skipped: int = 0
+    measured: Comparison = NOTHING
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ class Picture:
     svg: str
 
 
-def pictures(report: Report) -> list[Picture]:
+def pictures(report: Report, measured: Comparison = NOTHING) -> list[Picture]:
     """Draw every figure that this report has data for, in the order of the page."""
-    found = [*_norm_pictures(report), *_attention_pictures(report)]
+    found = [*_size_pictures(report, measured), *_norm_pictures(report), *_attention_pictures(report)]
     if report.exp is not None:
         gaps, tables = report.exp.gaps, report.exp.tables
         caption = (
@@ -97,6 +99,26 @@ def embedding_pictures(report: Report) -> list[Picture]:
         )
         found.append(Picture("token-colours", "Patch tokens as colours", third, embedding_plots.token_pictures(quality.tokens)))
     return found
+
+
+def _size_pictures(report: Report, measured: Comparison) -> list[Picture]:
+    """Draw this program among others that were measured; nothing if there are none."""
+    rows, float_top1 = measured
+    if not rows:
+        return []
+    accuracy = None if report.predictions is None else report.predictions.accuracy()
+    recipe = report.program.header.recipe
+    points = list(rows)
+    caption = (
+        "Programs of this model from the table of measurements. The line joins those that no other program beats in both size"
+        " and accuracy; the dashed line is the float model."
+    )
+    if accuracy is not None:
+        name, total = str(recipe.get("name")), report.inspection.total
+        points.append(Measured(name, bits_of(recipe), accuracy.integer_top1, total, own=True))
+        caption += " The coloured name is this program, on the images of this report."
+    drawn = size_accuracy(points, float_top1, report.program.header.model)
+    return [Picture("sizes", "Accuracy against file size", caption, drawn)]
 
 
 def _layers(report: Report) -> list[SiteNoise]:
@@ -153,9 +175,9 @@ def _attention_pictures(report: Report) -> list[Picture]:
     return found
 
 
-def pictures_of(report: Report, names: Sequence[str]) -> list[tuple[str, str]]:
+def pictures_of(report: Report, names: Sequence[str], measured: Comparison = NOTHING) -> list[tuple[str, str]]:
     """Draw every figure of the page as (name, SVG), to be written to files."""
-    found = [(one.key, one.svg) for one in (*embedding_pictures(report), *pictures(report))]
+    found = [(one.key, one.svg) for one in (*embedding_pictures(report), *pictures(report, measured))]
     found.append(("site-errors", plots.site_errors(_in_order(report))))
     rows = report.predictions.by_class() if report.predictions is not None else []
     if any(row.change for row in rows):
@@ -203,7 +225,7 @@ def _context(report: Report, about: About) -> dict[str, Any]:
     rows = report.predictions.by_class() if report.predictions is not None else []
     changed = [row for row in rows if row.change]
     named = [(row, _name(row.label, about.names)) for row in rows]
-    drawn = pictures(report)
+    drawn = pictures(report, about.measured)
     noises = _in_order(report)
     return {
         "report": report,

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from fqvit.models.config import SwinConfig, ViTConfig
+from fqvit.quant.recipe import Recipe, weight_bits
 
 Kind = Literal["patch", "linear", "scores", "context", "norm", "softmax", "gelu"]
 
@@ -116,6 +117,20 @@ def usual_bitops(layer: Layer, weight_bits: int, activation_bits: int, attention
     """Count one layer in the usual convention: bits of one factor times bits of the other, per multiplication."""
     factor = {"scores": activation_bits, "context": attention_bits}.get(layer.kind, weight_bits)
     return layer.macs * factor * activation_bits
+
+
+def recipe_bitops(layer: Layer, recipe: Recipe) -> int:
+    """Count one layer in the usual convention with the widths of a recipe, where layers may differ. Pixels have 8 bits."""
+    if layer.kind in ("scores", "context"):
+        return usual_bitops(layer, 8, recipe.activation_bits, recipe.attention_bits)
+    at_end = layer.kind == "patch" or layer.name.partition(".")[0] == "head"
+    bits, _ = weight_bits(recipe, layer.name, at_end)
+    return layer.macs * bits * (8 if layer.kind == "patch" else recipe.activation_bits)
+
+
+def recipe_total(layers: list[Layer], recipe: Recipe) -> float:
+    """Return the bit operations of all layers in G, with the widths of a recipe."""
+    return sum(recipe_bitops(layer, recipe) for layer in layers) / 1e9
 
 
 def paper_totals(layers: list[Layer]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Write the web page with a program as a folder that works on any static server, and if it is opened as a file.
+"""Write the web page with a program as a folder that works on any static server and when it is opened as a file.
 
 `make web` builds the page: one HTML file with the engine as WebAssembly, an embedded model and sample images. The folder adds a
 program to it. Browsers do not let a page that is opened as a file read other files, but they run scripts next to it: therefore
@@ -27,7 +27,7 @@ _WITH_MODEL = f'<meta name="fqvit-model" content="{MODEL}">'
 
 
 def page_path() -> Path:
-    """Return where the built page is, if it is built."""
+    """Return the path of the built page, which may not exist."""
     return Path(str(files("fqvit") / "assets" / "web" / PAGE))
 
 

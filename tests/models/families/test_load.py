@@ -138,7 +138,7 @@ def test_the_original_dinov3_loads() -> None:
     assert torch.equal(run(model.module, images), expected(config, state, images))
 
 
-def test_beit_shows_its_heads_and_image_size() -> None:
+def test_the_tensors_of_a_beit_show_its_heads_and_image_size() -> None:
     config = BeitConfig(**SIZES, outputs=7)
     state, images = random_state(config), torch.randn(2, 3, 32, 32)
     model = load_model(weights={**state, "blocks.0.attn.relative_position_index": torch.zeros(17, 17)}, pool="avg")
@@ -164,7 +164,7 @@ def test_a_classifier_loads_as_a_feature_extractor() -> None:
     assert torch.equal(run(model.module, images), expected(VisionConfig(**SIZES, outputs=0), headless, images))
 
 
-def test_positions_are_resampled_like_timm(timm: ModuleType) -> None:
+def test_positions_are_resampled_as_in_timm(timm: ModuleType) -> None:
     options: dict[str, Any] = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 0}
     oracle = timm.models.VisionTransformer(img_size=56, **options).eval()
     model = load_model(weights=oracle.state_dict(), size=(32, 48), **SETTINGS)
@@ -229,7 +229,7 @@ def test_timm_folders_must_have_the_structure_of_their_architecture(timm: Module
         load_model(weights=tmp_path)
 
 
-def test_modules_of_neither_library_need_a_size() -> None:
+def test_modules_from_neither_timm_nor_transformers_need_a_size() -> None:
     described = live.describe(nn.Sequential(nn.Conv2d(1, 2, 3)))
     assert (described.name, described.channels) == ("Sequential", 1)
     with pytest.raises(FqvitError, match="the image size of the module is unknown. Pass size"):
@@ -238,7 +238,7 @@ def test_modules_of_neither_library_need_a_size() -> None:
     assert preprocess.channels == 1 and len(assumed) == 3
 
 
-def test_real_dinov2_weights_of_both_layouts_give_the_bits_of_timm(timm: ModuleType, shared_data: Path) -> None:
+def test_real_dinov2_weights_of_both_layouts_give_the_same_bits_as_timm(timm: ModuleType, shared_data: Path) -> None:
     folder = shared_data / "weights"
     model = load_model("vit_small_patch14_dinov2", folder / "dinov2_vits14.safetensors", size=224)
     oracle = timm.create_model("vit_small_patch14_dinov2", img_size=224).eval()
@@ -282,7 +282,7 @@ def test_other_models_of_timm_do_not_load_under_a_similar_name(timm: ModuleType,
     ("name", "reason"),
     [("vit_small_patch16_rope_ape_224", "has rotary positions"), ("nest_tiny", "has another architecture (nest)")],
 )
-def test_names_of_undefined_architectures_are_refused_with_their_reason(name: str, reason: str) -> None:
+def test_names_of_undefined_architectures_are_refused_with_the_reason(name: str, reason: str) -> None:
     with pytest.raises(FqvitError, match=re.escape(f"{name}: {reason}") + ".*Build it with timm and pass the module"):
         load_model(name, random_state(VisionConfig(**SIZES, outputs=5)))
 

@@ -162,7 +162,7 @@ def test_invalid_labels_are_reported(tmp_path: Path, members: list[tuple[str, by
     assert message in str(error.value)
 
 
-def test_unreadable_files_are_named(tmp_path: Path) -> None:
+def test_errors_name_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "x.tar").mkdir()
     with pytest.raises(FqvitError, match="x.tar"):
         shards.shard_paths(tmp_path)

@@ -67,10 +67,6 @@ export class Model {
     this.connection.end(`${this.name}: the model was closed. Load it again.`);
   }
 
-  [Symbol.dispose](): void {
-    this.close();
-  }
-
   private checked(image: Image): Image {
     if (image === null || typeof image !== "object") throw new FqvitError("image: expected an object with data, width and height, such as ImageData.");
     return checkedImage(image, this.limits.pixels);

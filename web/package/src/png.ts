@@ -1,8 +1,9 @@
-// Decode PNG files with the same pixels as Pillow: 8 bits per sample, alpha, gamma and color profiles ignored.
+// Decode PNG files to the same pixels as Pillow: 8 bits per sample; alpha, gamma and color profiles are ignored.
 // Browsers multiply by alpha and convert colors when they draw an image, so their pixels can differ.
 import { FqvitError } from "./errors.js";
 import type { Image } from "./types.js";
 
+const MAX_BUSY = 30; // milliseconds until other tasks of the thread have a turn
 const CRITICAL = 0x20; // this bit of the first letter is 0 in the name of a critical chunk
 const SAMPLES: Record<number, number> = { 0: 1, 2: 3, 3: 1, 4: 2, 6: 4 };
 const DEPTHS: Record<number, readonly number[]> = { 0: [1, 2, 4, 8, 16], 2: [8, 16], 3: [1, 2, 4, 8], 4: [8, 16], 6: [8, 16] };
@@ -43,13 +44,21 @@ export async function decodePng(file: Uint8Array | ArrayBuffer, name = "image", 
   const channels = chunks.color === 0 || chunks.color === 4 ? 1 : 3;
   const data = new Uint8Array(chunks.width * chunks.height * channels);
   let at = 0;
+  let resumed = performance.now();
   for (const pass of passes) {
-    const lines = raw.subarray(at, (at += pass.height * (pass.row + 1)));
-    unfilter(lines, pass.height, pass.row, Math.max(1, bits >> 3), name);
-    for (let y = 0; y < pass.height; y++) {
-      const line = lines.subarray(y * (pass.row + 1) + 1, (y + 1) * (pass.row + 1));
+    let above: Uint8Array = new Uint8Array(pass.row);
+    for (let y = 0; y < pass.height; y++, at += pass.row + 1) {
+      const filter = raw[at] as number;
+      if (filter > 4) throw damaged(name, `row ${y} has an unknown filter`);
+      const line = raw.subarray(at + 1, at + 1 + pass.row);
+      unfilter(filter, line, above, Math.max(1, bits >> 3));
       const to = ((pass.top + y * pass.down) * chunks.width + pass.left) * channels;
       writeRow(chunks, line, pass.width, data, to, pass.right * channels);
+      above = line;
+      if (performance.now() - resumed > MAX_BUSY) {
+        await new Promise((resolve) => setTimeout(resolve)); // so that a page stays responsive
+        resumed = performance.now();
+      }
     }
   }
   return { data, width: chunks.width, height: chunks.height, channels };
@@ -76,7 +85,7 @@ function readChunks(file: Uint8Array, name: string, maxPixels: number): Chunks {
     if (header === null) header = readHeader(type, body, name, maxPixels);
     else if (type === "PLTE") palette = body.slice();
     else if (type === "IDAT") compressed.push(body);
-    else if (type === "eXIf") throw new FqvitError(`${name}: a PNG with EXIF data, which may rotate it. Save it without, or use decodeImage() in a browser.`);
+    else if (type === "eXIf") throw new FqvitError(`${name}: a PNG with EXIF data, which may rotate it. Save it without EXIF data, or use decodeImage() in a browser.`);
     else if (type === "IEND") return { ...header, palette, compressed };
     at += 12 + length;
   }
@@ -123,25 +132,27 @@ async function inflate(parts: readonly Uint8Array<ArrayBuffer>[], expected: numb
   return raw;
 }
 
-/** Undo the filter of each row. distance: bytes per pixel */
-function unfilter(lines: Uint8Array, height: number, row: number, distance: number, name: string): void {
-  for (let y = 0; y < height; y++) {
-    const start = y * (row + 1) + 1;
-    const above = start - row - 1;
-    const filter = lines[start - 1] as number;
-    if (filter > 4) throw damaged(name, `row ${y} has an unknown filter`);
-    for (let x = 0; filter !== 0 && x < row; x++) {
-      const left = x < distance ? 0 : (lines[start + x - distance] as number);
-      const up = y === 0 ? 0 : (lines[above + x] as number);
-      const corner = y === 0 || x < distance ? 0 : (lines[above + x - distance] as number);
-      const guess = filter === 1 ? left : filter === 2 ? up : filter === 3 ? (left + up) >> 1 : paeth(left, up, corner);
-      lines[start + x] = (lines[start + x] as number) + guess;
-    }
+/** Undo the filter of one row in place. above: the row before, of zeros for the first one   distance: bytes per pixel */
+function unfilter(filter: number, line: Uint8Array, above: Uint8Array, distance: number): void {
+  const at = (row: Uint8Array, x: number): number => row[x] as number;
+  const first = Math.min(distance, line.length); // bytes that have no left neighbour
+  if (filter === 1) {
+    for (let x = first; x < line.length; x++) line[x] = at(line, x) + at(line, x - distance);
+  } else if (filter === 2) {
+    for (let x = 0; x < line.length; x++) line[x] = at(line, x) + at(above, x);
+  } else if (filter === 3) {
+    for (let x = 0; x < first; x++) line[x] = at(line, x) + (at(above, x) >> 1);
+    for (let x = first; x < line.length; x++) line[x] = at(line, x) + ((at(line, x - distance) + at(above, x)) >> 1);
+  } else if (filter === 4) {
+    for (let x = 0; x < first; x++) line[x] = at(line, x) + at(above, x);
+    for (let x = first; x < line.length; x++) line[x] = at(line, x) + paeth(at(line, x - distance), at(above, x), at(above, x - distance));
   }
 }
 
 function paeth(left: number, up: number, corner: number): number {
-  const [a, b, c] = [Math.abs(up - corner), Math.abs(left - corner), Math.abs(left + up - 2 * corner)];
+  const a = Math.abs(up - corner);
+  const b = Math.abs(left - corner);
+  const c = Math.abs(left + up - 2 * corner);
   return a <= b && a <= c ? left : b <= c ? up : corner;
 }
 
@@ -151,6 +162,10 @@ function writeRow({ depth, color, palette }: Chunks, line: Uint8Array, width: nu
   const bytes = depth >> 3; // per sample; 16 bits: the high byte comes first and is kept, as in Pillow
   const kept = color === 0 || color === 4 ? 1 : 3;
   const largest = (1 << depth) - 1;
+  if (depth === 8 && size === kept && step === kept && color !== 3) {
+    data.set(line, to); // the common case: the bytes are the pixels
+    return;
+  }
   for (let x = 0; x < width; x++, to += step) {
     if (color === 3 || depth < 8) {
       const bit = x * depth;

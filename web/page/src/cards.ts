@@ -21,7 +21,7 @@ export interface Entry {
 
 const NEIGHBOURS = 5;
 const SMALL = 128; // pixels: such pictures are enlarged without smoothing
-const MAX_CANVAS = 1280;
+const CANVAS_SIDE = 1200; // pixels: images are scaled to this, so that labels are legible on small and large ones
 const COLORS = ["#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#808000"];
 
 /** Show a card while its image waits. */
@@ -86,9 +86,9 @@ function colorOf(i: number): string {
   return COLORS[i % COLORS.length] as string;
 }
 
-/** Draw the image with its masks and boxes, scaled down if it is large. */
+/** Draw the image with its masks and boxes. */
 function drawn(image: Image, found: readonly Detected[], name: string): HTMLElement {
-  const scale = Math.min(1, MAX_CANVAS / Math.max(image.width, image.height));
+  const scale = CANVAS_SIDE / Math.max(image.width, image.height);
   const [width, height] = [Math.max(1, Math.round(image.width * scale)), Math.max(1, Math.round(image.height * scale))];
   const canvas = make("canvas", { class: "picture", role: "img", "aria-label": `${name} with ${found.length} objects` }) as HTMLCanvasElement;
   [canvas.width, canvas.height] = [width, height];
@@ -96,9 +96,10 @@ function drawn(image: Image, found: readonly Detected[], name: string): HTMLElem
   if (context === null) return canvas;
   const full = new OffscreenCanvas(image.width, image.height);
   full.getContext("2d")?.putImageData(colored(image, found), 0, 0);
+  context.imageSmoothingEnabled = scale < 2;
   context.drawImage(full, 0, 0, width, height);
-  const size = Math.max(11, Math.round(width / 50));
-  context.lineWidth = Math.max(2, width / 400);
+  const size = CANVAS_SIDE / 60;
+  context.lineWidth = CANVAS_SIDE / 400;
   context.font = `${size}px system-ui, sans-serif`;
   found.forEach(({ box: [x1, y1, x2, y2], name: label, class: number, score }, i) => {
     context.strokeStyle = context.fillStyle = colorOf(i);

@@ -9,6 +9,7 @@ from fqvit.cli.output import say, say_json
 from fqvit.errors import FqvitError
 from fqvit.models import architectures, embedded, zoo
 from fqvit.models.config import SwinConfig
+from fqvit.quant.recipe import RECIPES, Recipe, load_recipe
 from fqvit.study.bitops import (
     PAPER_ROWS,
     Layer,
@@ -17,13 +18,14 @@ from fqvit.study.bitops import (
     layers_of,
     paper_bitops,
     paper_totals,
+    recipe_total,
     usual_bitops,
     usual_total,
 )
 from fqvit.system.progress import busy
 from fqvit.system.text import table
 
-USUAL = ("8/8/8", "8/8/4")
+USUAL = ("8/8/8", "8/8/4", "6/6/4", "4/8/4", "4/4/4")
 MEANING = {
     "baseline8": "no PTF, no LIS, 8-bit attention",
     "ptf8": "PTF, 8-bit attention",
@@ -32,12 +34,14 @@ MEANING = {
 }
 
 
-def run(name: str | None, bits: str | None, by_layer: bool, as_json: bool) -> None:
+def run(name: str | None, bits: str | None, recipe: str | None, by_layer: bool, as_json: bool) -> None:
+    recipes = RECIPES if recipe is None else {**RECIPES, recipe: load_recipe(recipe)}
     widths = USUAL if bits is None else tuple(dict.fromkeys((*USUAL, bits)))
     chosen = {width: _parsed(width) for width in widths}
     shown, layers = _layers(name or embedded.MODELS[0])
     paper = paper_totals(layers)
     usual = {width: usual_total(layers, *parsed) for width, parsed in chosen.items()}
+    by_recipe = {key: recipe_total(layers, one) for key, one in recipes.items()}
     memory = [attention_memory(layers, bits) for bits in (8, 4)]
     macs = sum(layer.macs for layer in layers)
     if as_json:
@@ -47,6 +51,7 @@ def run(name: str | None, bits: str | None, by_layer: bool, as_json: bool) -> No
                 "macs": macs,
                 "paper": {key: round(value, 6) for key, value in paper.items()},
                 "usual": {key: round(value, 6) for key, value in usual.items()},
+                "recipes": {key: round(value, 6) for key, value in by_recipe.items()},
                 "attention_bytes": {
                     str(m.bits): {"every_layer": m.every_layer, "largest_layer": m.largest_layer} for m in memory
                 },
@@ -58,6 +63,9 @@ def run(name: str | None, bits: str | None, by_layer: bool, as_json: bool) -> No
     say(table(("the paper's convention", "G BitOPs"), [(MEANING[key], giga(value)) for key, value in paper.items()]))
     say()
     say(table(("bits_w x bits_a", "G BitOPs"), [(key, giga(value)) for key, value in usual.items()]))
+    say()
+    counted = [(key, _widths(recipes[key]), giga(value)) for key, value in by_recipe.items()]
+    say(table(("recipe, bits_w x bits_a", "W/A/Attn", "G BitOPs"), counted, left=2))
     say()
     sizes = [(f"{m.bits} bits", f"{m.every_layer / 1e6:.3f}", f"{m.largest_layer / 1e6:.3f}") for m in memory]
     say(table(("attention maps", "all layers, MB", "largest layer, MB"), sizes))
@@ -100,6 +108,11 @@ def _layers(name: str) -> tuple[str, list[Layer]]:
         preprocess, _ = to_preprocess(Transform(), config.image, config.channels, known.name)
         module = capture(build_family(config), (config.channels, *config.image))
         return known.name, layers_of_model(FloatModel(known.name, module, preprocess, None, "random weights"))
+
+
+def _widths(recipe: Recipe) -> str:
+    mixed = " (mixed)" if recipe.layer_bits else ""
+    return f"{recipe.weight_bits}/{recipe.activation_bits}/{recipe.attention_bits}{mixed}"
 
 
 def _parsed(bits: str) -> tuple[int, int, int]:

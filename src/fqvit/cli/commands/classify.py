@@ -40,7 +40,7 @@ def run(file: Path, images: list[Path], text: Path | None, output: str | None, l
     logits: add all logits as integers, and the SHA-256 of the prepared pixels, so that other runtimes can be compared
     """
     if logits and (text is not None or not as_json):
-        wrong = "programs with logits only. Leave out --zero-shot." if text is not None else "only for JSON. Pass --json too."
+        wrong = "not with text embeddings. Leave out --zero-shot." if text is not None else "only for JSON. Pass --json too."
         raise FqvitError(f"--logits: {wrong}")
     if output is not None and text is None:
         raise FqvitError("--output: only for zero-shot classification. Pass text embeddings too (--zero-shot FILE.npz).")

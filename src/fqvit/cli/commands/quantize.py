@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,16 @@ from fqvit.cli.output import about_inputs, say, say_json, warn, warn_of_assumpti
 from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
 from fqvit.models.requests import parse_outputs
-from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, check_integer, load_recipe, with_bits, with_profile
+from fqvit.quant.recipe import (
+    DEFAULT_RECIPE,
+    RECIPES,
+    Recipe,
+    check_integer,
+    load_recipe,
+    with_bits,
+    with_methods,
+    with_profile,
+)
 from fqvit.system.progress import track
 from fqvit.system.text import facts, size, table
 
@@ -37,7 +47,9 @@ def run(
     images: int | None,
     k: int | None,
     max_loss: float | None,
+    max_size: str | None,
     classes: Path | None,
+    save_recipe: Path | None,
     save_calibration: Path | None,
     calibration_file: Path | None,
     out: Path | None,
@@ -49,7 +61,8 @@ def run(
     if features is not None and outputs is not None:
         raise FqvitError("--features: deprecated, and --output is given already. Leave out --features.")
     if calibration_file is None:
-        recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile)
+        recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile, max_size)
+        recipe = recipe if bits is None else with_methods(recipe)
         check_integer(recipe)
     else:
         given = {
@@ -62,16 +75,20 @@ def run(
             "images": images,
             "k": k,
             "max-loss": max_loss,
+            "max-size": max_size,
         }
         extra = next((f"--{option}" for option, value in given.items() if value is not None), None)
         if extra is not None:
             raise FqvitError(f"{calibration_file}: a calibration has its own settings. Leave out {extra} or --calibration.")
         text = _text_of(calibration_file)
     model_name, weights = inputs.located(model_name, weights)
-    for path in (out, save_calibration):
+    if save_recipe is not None and save_recipe.suffix != ".toml":
+        raise FqvitError(f"--save-recipe {save_recipe}: expected a name that ends in .toml.")
+    for path in (out, save_recipe, save_calibration):
         if path is not None:
             inputs.check_output(path, weights, classes, calibration_file, recipe_name)
     inputs.require_torch("quantize")
+    from fqvit.ir.file import file_size
     from fqvit.lowering.lower import lower
     from fqvit.models.device import device_of
     from fqvit.quant.calibrate import calibrate
@@ -99,7 +116,16 @@ def run(
             wanted = {"features": features}
         with catch_warnings():
             simplefilter("ignore", DeprecationWarning)  # --features is reported below
-            calibration = calibrate(model, pictures.source, recipe, device=device, progress=track, workers=workers, **wanted)
+            calibration = calibrate(
+                model,
+                pictures.source,
+                recipe,
+                device=device,
+                progress=track,
+                workers=workers,
+                size_of=lambda found: file_size(lower(model, found)),
+                **wanted,
+            )
         if features is not None and workers.first:
             new = {"pooled": "embedding", "tokens": "tokens, which leaves out the class token"}[features]
             warn(f"--features {features} is deprecated. Use --output {new}.")
@@ -111,6 +137,10 @@ def run(
     program = lower(model, calibration)
     program.save(target)
     lowered = time.perf_counter()
+    if save_recipe is not None:
+        from fqvit.quant.recipe_file import save_recipe as write_recipe
+
+        write_recipe(calibration.recipe, save_recipe)
     if save_calibration is not None:
         from fqvit.system.files import write_atomically
 
@@ -172,7 +202,13 @@ def _text_of(path: Path) -> str:
 
 
 def recipe_of(
-    name: str, bits: str | None, images: int | None, k: int | None, max_loss: float | None, profile: str | None = None
+    name: str,
+    bits: str | None,
+    images: int | None,
+    k: int | None,
+    max_loss: float | None,
+    profile: str | None = None,
+    max_size: str | None = None,
 ) -> Recipe:
     """Load a recipe and apply the options of the command to it."""
     recipe = load_recipe(name)
@@ -194,7 +230,20 @@ def recipe_of(
         if not 0 <= max_loss <= 100:
             raise FqvitError(f"--max-loss {max_loss:g}: expected 0 to 100 percentage points of top-1 accuracy.")
         recipe = msgspec.structs.replace(recipe, max_loss=max_loss)
+    if max_size is not None:
+        if not recipe.widths:
+            raise FqvitError(f"--max-size {max_size}: recipe {recipe.name} does not search for widths. Use --recipe auto.")
+        recipe = msgspec.structs.replace(recipe, max_size=_bytes_of(max_size))
     return recipe
+
+
+def _bytes_of(text: str) -> int:
+    """Parse a number of bytes: 4500000, 4500kB or 4.5MB, where 1 MB is 1,000,000 bytes as everywhere in fqvit."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(B|kB|MB|GB)?", text)
+    found = 0 if match is None else int(float(match[1]) * {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}[match[2] or "B"])
+    if found < 1:
+        raise FqvitError(f"--max-size {text}: expected a number of bytes, such as 4500000, 4500kB or 4.5MB.")
+    return found
 
 
 def _named(recipe: Recipe, profile: str) -> Recipe:
@@ -211,16 +260,30 @@ def account(choice: Choice) -> str:
         (raised.unit, raised.role, str(raised.sites), f"{raised.before} -> {raised.after}", f"{-raised.gain:+.4f}", "", "")
         for raised in choice.raised
     ]
+    rows += [
+        (layer, "weights", "", " -> ".join(map(str, bits)), f"{cost:+.4f}", "", "") for layer, bits, cost in _narrowed(choice)
+    ]
     rows.append(("end", "", "", "", *_measure(end)))
     heads = ("part", "role", "sites", "bits", "KL", "agreement", "expected loss")
-    raised_parts = f"{len(choice.raised)} of {choice.units} parts raised"
-    verdict = (
-        f"{raised_parts}; expected loss {end.loss:.2f} percentage points of top-1 (limit: {choice.max_loss:g}), "
-        f"on {choice.images} images"
-    )
-    if not choice.reached:
+    parts = f"{len(choice.raised)} of {choice.units} parts raised"
+    if choice.layers:
+        parts += f", weights of {len({step.layer for step in choice.narrowed})} of {choice.layers} layers narrowed"
+    limit = f"limit: {choice.max_loss:g}" if choice.max_size is None else f"file limit: {choice.max_size:,} bytes"
+    verdict = f"{parts}; expected loss {end.loss:.2f} percentage points of top-1 ({limit}), on {choice.images} images"
+    if not choice.reached and choice.max_size is not None:
+        verdict += f". The file has {choice.bytes:,} bytes and cannot be smaller; use a larger --max-size"
+    elif not choice.reached:
         verdict += ". The limit cannot be reached; try --bits 8/8/8 or a larger --max-loss"
     return f"{table(heads, rows, left=2)}\n{verdict}"
+
+
+def _narrowed(choice: Choice) -> list[tuple[str, list[int], float]]:
+    """Return each narrowed layer with its bits, from the first to the last, and the divergence that this adds."""
+    found: dict[str, tuple[list[int], float]] = {}
+    for step in choice.narrowed:
+        bits, cost = found.get(step.layer, ([step.before], 0.0))
+        found[step.layer] = [*bits, step.after], cost + step.cost
+    return [(layer, bits, cost) for layer, (bits, cost) in found.items()]
 
 
 def _measure(m: Measure) -> tuple[str, str, str]:

@@ -16,6 +16,7 @@ from fqvit.cli.output import say, say_json, warn
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
 from fqvit.report.data import entropy, used
+from fqvit.report.pareto import NOTHING, read_rows
 from fqvit.system.files import write_atomically
 from fqvit.system.progress import track
 from fqvit.system.text import facts, size
@@ -35,10 +36,14 @@ def run(
     limit: int | None,
     out: Path | None,
     pictures: Path | None,
+    measured: Path | None,
     settings: dict[str, Any],
     as_json: bool,
 ) -> None:
     program = Program.load(file)
+    rows = NOTHING if measured is None else read_rows(measured, program.header.model)
+    if measured is not None and not rows[0]:
+        raise FqvitError(f"{measured}: no integer program of {program.header.model}. Leave out --table.")
     target = out or Path(f"{file.stem}.html")
     inputs.check_output(target, file, weights, classes)
     if pictures is not None:
@@ -59,17 +64,18 @@ def run(
         warn(text)
     date = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y, %H:%M UTC")
     about = About(
-        command=_command(file, weights, data, classes, limit, target, pictures, settings),
+        command=_command(file, weights, data, classes, limit, target, pictures, measured, settings),
         file=str(file),
         where=images.where,
         date=date,
         names=names,
         warnings=[*warnings, *found.notes],
         skipped=images.skipped,
+        measured=rows,
     )
     page = render(found, about).encode("utf-8", "replace")  # file names may contain invalid Unicode
     write_atomically(target, lambda path: path.write_bytes(page))
-    written = [] if pictures is None else _write_pictures(pictures, drawn(found, names))
+    written = [] if pictures is None else _write_pictures(pictures, drawn(found, names, rows))
     result = summary(found) | {"file": str(file), "report": str(target), "bytes": len(page), "pictures": written}
     if as_json:
         say_json(result | {"skipped": images.skipped})
@@ -134,6 +140,7 @@ def _command(
     limit: int | None,
     target: Path,
     pictures: Path | None,
+    measured: Path | None,
     settings: dict[str, Any],
 ) -> str:
     """Return the command line that the page shows."""
@@ -144,6 +151,7 @@ def _command(
         ("--limit", limit),
         ("-o", target),
         ("--pictures", pictures),
+        ("--table", measured),
         *((f"--{name}", value) for name, value in settings.items()),
     )
     words = ["fqvit", "report", str(file)]

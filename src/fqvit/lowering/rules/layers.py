@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fqvit.errors import FqvitError
@@ -75,7 +76,7 @@ def emit_linear(
     context, emit, q_x = low.context, low.emit, x.codes()
     name = name or low.site
     outputs, inputs = weight.shape
-    bits, group = bits_and_group(context.calibration.recipe, low.node.leaf)
+    bits, group = bits_and_group(context.calibration.recipe, low.node)
     short = short_output_scales(context.calibration.recipe, low.node.leaf, low.q, outputs)
     quantized = context.calibration.weights.get(low.name)
     if quantized is None:
@@ -267,6 +268,9 @@ def double(tensor: Tensor) -> np.ndarray:
 
 def to_codes(values: np.ndarray, q: QParams) -> np.ndarray:
     """Quantize real values [..., C] to codes, rounding half up."""
+    if q.grid:
+        found: np.ndarray = q.encode(torch.from_numpy(values)).numpy()
+        return found
     codes = np.floor(values / q.channel_scales(values.shape[-1]) + 0.5) + q.zero[0]
     clipped: np.ndarray = np.clip(codes, 0, q.last)
     return clipped

@@ -3,8 +3,9 @@
 There are two calibrations of the same images. At some sites the wide one has more bits than the narrow one; in the residual
 stream it also has per-tensor scales instead of PTF. A unit is the set of such sites of one role in one block. Its gain
 is the KL divergence from the float model that raising it saves, measured with all other units wide. Units are raised from
-narrow to wide, in order of decreasing gain, until the expected top-1 loss is at most recipe.max_loss.
-See also: calibrate.py (makes both calibrations), simulate.py (runs them).
+narrow to wide, in order of decreasing gain, until the expected top-1 loss is at most recipe.max_loss. Then narrow.py narrows
+weights of layers.
+See also: narrow.py (weights), calibrate.py (makes both calibrations), simulate.py (runs them).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,6 +34,7 @@ from fqvit.system.progress import Progress
 WIDER = {"residual": 16, "hidden": 12, "scores": 10, "attention": 8}  # bits that `auto` may raise a site to, by role
 PROBE_IMAGES = 32  # images for measuring the gain of one unit; the number of raised units is decided on all images
 BATCH = 16
+NO_SEARCH: dict[str, Any] = {"max_loss": None, "max_size": None, "widths": ()}  # fields of a recipe without a search
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def wide(recipe: Recipe) -> Recipe:
     sites = {role: SiteRule(bits=bits) for role, bits in WIDER.items() if role != "attention" and role not in recipe.sites}
     for pattern, rule in recipe.sites.items():
         sites[pattern] = msgspec.structs.replace(rule, bits=rule.bits or WIDER.get(pattern))
-    own = {"attention_bits": WIDER["attention"], "residual": "tensor", "max_loss": None}
+    own: dict[str, Any] = {"attention_bits": WIDER["attention"], "residual": "tensor", **NO_SEARCH}
     return msgspec.structs.replace(recipe, sites=sites, **own)
 
 
@@ -69,18 +72,18 @@ def choose(
     assert limit is not None
     graph = trace(model.module)
     raised_sites = plan(graph, wider.recipe)
-    float_logits = torch.cat([run_float(graph, normalise(batch, model.preprocess)) for batch in _batches(images)])
+    float_logits = torch.cat([run_float(graph, normalise(batch, model.preprocess)) for batch in batches(images)])
 
     def mixed(units: Sequence[_Unit]) -> Calibration:
         names = [site for unit in units for site in unit.sites]
         sites = {**narrow.sites, **{name: wider.sites[name] for name in names}}
         rules = {name: _rule(raised_sites[name], narrow.recipe.sites.get(name, SiteRule())) for name in names}
-        recipe = msgspec.structs.replace(narrow.recipe, max_loss=None, sites={**narrow.recipe.sites, **rules})
+        recipe = msgspec.structs.replace(narrow.recipe, **NO_SEARCH, sites={**narrow.recipe.sites, **rules})
         return replace(narrow, recipe=recipe, sites=sites)
 
     def measured(units: Sequence[_Unit], count: int) -> Measure:
         simulation = Simulation(model, mixed(units))
-        logits = torch.cat([simulation.run(batch) for batch in _batches(images[:count])])
+        logits = torch.cat([simulation.run(batch) for batch in batches(images[:count])])
         return measure(float_logits[:count], logits)
 
     units = _units(model, narrow, wider)
@@ -143,5 +146,6 @@ def _raised(unit: _Unit, gain: float, narrow: Calibration, wider: Calibration) -
     return Raised(unit.name, unit.role, len(unit.sites), narrow.sites[first].bits, wider.sites[first].bits, gain)
 
 
-def _batches(images: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+def batches(images: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    """Split images for the simulation."""
     return [images[i : i + BATCH] for i in range(0, len(images), BATCH)]

@@ -98,7 +98,7 @@ def bit_split(
             rows = [[found.rows(x) for x in batches] for batches in (exact[0], simulated[0])]
             scales = simulation.input_scales(node)
             assert scales is not None  # bit-split requires float nonlinear operations: every matrix product then reads codes
-            bits, _ = bits_and_group(calibration.recipe, node.leaf)
+            bits, _ = bits_and_group(calibration.recipe, node)
             chosen[node.name] = fit(found, Products.of(found.weight, *rows), scales, bits)
             simulation.use(node, chosen[node.name])
         return [simulation.visit(node, simulation.call(node, list(xs))) for xs in zip(*simulated, strict=True)]

@@ -46,8 +46,8 @@ typedef struct {
     fqvit_type x, y;
     uint8_t out;
     uint32_t inputs, outputs;
-    const int8_t *w;         /* [outputs][inputs], or NULL: use `packed` */
-    const uint8_t *packed;   /* weights of `width` bits, low bits first; each row starts at a byte */
+    const int8_t *w;       /* [outputs][inputs], or NULL: use `packed` */
+    const uint8_t *packed; /* weights of `width` bits, low bits first; each row starts at a byte */
     uint32_t width;
     const uint8_t *exponent; /* 4 bits per group, two per byte: its weights are multiplied by 2^exponent; or NULL */
     uint32_t group;          /* weights per group */

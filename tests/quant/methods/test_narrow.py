@@ -1,0 +1,143 @@
+"""Recipe auto narrows weights of layers: costs per byte, the two limits, and that the saved recipe gives the same program."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fqvit.errors import FqvitError
+from fqvit.ir.file import file_size
+from fqvit.ir.ops import Linear
+from fqvit.lowering.lower import lower
+from fqvit.models.graph import trace
+from fqvit.models.load import FloatModel
+from fqvit.quant.calibrate import calibrate
+from fqvit.quant.calibration import Calibration, Choice
+from fqvit.quant.methods.narrow import bits_after, hull, weight_bytes
+from fqvit.quant.recipe import RECIPES, Recipe, load_recipe
+from fqvit.quant.recipe_file import save_recipe, to_toml
+from tests.factories import float_model, images_for
+from tests.factories import one_thread as one_thread
+
+AUTO = msgspec.structs.replace(RECIPES["auto"], rounding="nearest", weight_group=8)
+
+
+def search(recipe: Recipe, kind: str = "vit") -> tuple[FloatModel, Calibration, Choice]:
+    model = float_model(kind)
+    images = [images_for(model.preprocess, 6, 7)]
+    calibration = calibrate(model, images, recipe, size_of=lambda found: file_size(lower(model, found)))
+    assert calibration.choice is not None
+    return model, calibration, calibration.choice
+
+
+@cache
+def unlimited(kind: str) -> tuple[FloatModel, Calibration, Choice]:
+    return search(msgspec.structs.replace(AUTO, max_loss=100.0), kind)
+
+
+@pytest.mark.parametrize(
+    "points, kept",
+    [
+        ([(0, 0.0), (2, 0.1), (4, 1.0)], [0, 1, 2]),
+        ([(0, 0.0), (2, 0.9), (4, 1.0)], [0, 2]),  # half the bytes for nearly the whole cost are no good step
+        ([(0, 0.0), (2, 0.0), (4, 0.0)], [0, 1, 2]),
+        ([(0, 0.0), (0, 0.0), (4, 0.1)], [0, 2]),  # nothing saved
+        ([(0, 0.0)], [0]),
+    ],
+)
+def test_the_steps_of_a_layer_have_increasing_costs_per_byte(points: list[tuple[int, float]], kept: list[int]) -> None:
+    assert hull(points) == kept
+
+
+@pytest.mark.parametrize("kind", ["vit", "padded swin"])
+def test_every_layer_is_narrowed_to_4_bits_if_any_loss_is_allowed(kind: str) -> None:
+    model, calibration, choice = unlimited(kind)
+    bits = bits_after(choice.narrowed)  # type: ignore[arg-type]
+    assert choice.reached and choice.layers == len(bits) > 4 and set(bits.values()) == {4}
+    assert calibration.recipe.layer_bits == bits and not calibration.recipe.widths and calibration.recipe.max_loss is None
+    program = lower(model, calibration)
+    assert choice.bytes == file_size(program)
+    stored = {op.y: op.weight_bits for op in program.ops if isinstance(op, Linear)}
+    assert {bits for name, bits in stored.items() if name in calibration.recipe.layer_bits} <= {4}
+    assert 8 in stored.values()  # the patch embedding and the head
+
+
+def test_saved_bytes_are_those_of_the_program() -> None:
+    model, calibration, choice = unlimited("vit")
+    wide = lower(model, calibrate(model, [images_for(model.preprocess, 6, 7)], RECIPES["fqvit"]))
+    narrow = lower(model, calibration)
+    saved = sum(step.saved for step in choice.narrowed)
+    sizes = [sum(a.nbytes for name, a in p.constants.items() if name.endswith((".w", ".exponent"))) for p in (wide, narrow)]
+    assert saved == sizes[0] - sizes[1]
+    node = next(node for node in trace(model.module).nodes if node.name == choice.narrowed[0].layer)
+    assert weight_bytes(calibration.recipe, node) == sum(
+        narrow.constants[f"{node.name}.{part}"].nbytes for part in ("w", "exponent")
+    )
+
+
+def test_nothing_is_narrowed_if_no_loss_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fqvit.quant.methods import auto
+
+    exact = auto.measure
+    calls = iter(range(10**6))
+    # The first measure, before anything is narrowed, has no loss; all others have.
+    monkeypatch.setattr(auto, "measure", lambda a, b: msgspec.structs.replace(exact(a, b), loss=float(next(calls) > 0)))
+    _, calibration, choice = search(msgspec.structs.replace(AUTO, max_loss=0.5))
+    assert choice.narrowed == [] and calibration.recipe.layer_bits == {} and not choice.reached
+
+
+def test_max_size_narrows_no_more_layers_than_needed() -> None:
+    model, calibration, choice = unlimited("vit")
+    smallest = file_size(lower(model, calibration))
+    wide = file_size(lower(model, calibrate(model, [images_for(model.preprocess, 6, 7)], RECIPES["fqvit"])))
+    limit = (smallest + wide) // 2
+    _, found, chosen = search(msgspec.structs.replace(AUTO, max_size=limit))
+    assert chosen.reached and chosen.bytes is not None and chosen.bytes <= limit
+    assert 0 < len(chosen.narrowed) < len(choice.narrowed) and chosen.narrowed == choice.narrowed[: len(chosen.narrowed)]
+    # The steps without the last one would not be enough.
+    before = {step.layer: step.after for step in chosen.narrowed[:-1]}
+    more = msgspec.structs.replace(found.recipe, layer_bits=before)
+    assert file_size(lower(model, calibrate(model, [images_for(model.preprocess, 6, 7)], more))) > limit
+    _, _, none = search(msgspec.structs.replace(AUTO, max_size=smallest - 1))
+    assert not none.reached and len(none.narrowed) == len(choice.narrowed)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "compensated"])
+def test_the_saved_recipe_gives_the_same_program(rounding: Any, tmp_path: Path) -> None:
+    model, calibration, _ = search(msgspec.structs.replace(AUTO, rounding=rounding, max_loss=100.0))
+    save_recipe(calibration.recipe, tmp_path / "found.toml")
+    recipe = load_recipe(tmp_path / "found.toml")
+    assert recipe == calibration.recipe
+    again = calibrate(model, [images_for(model.preprocess, 6, 7)], recipe)
+    assert lower(model, again).fingerprint() == lower(model, calibration).fingerprint()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_can_be_saved_as_toml(name: str, tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(to_toml(RECIPES[name]))
+    assert load_recipe(tmp_path / "x.toml") == RECIPES[name]
+
+
+def test_layer_bits_set_the_bits_of_single_layers() -> None:
+    model = float_model("vit")
+    recipe = Recipe(name="mine", layer_bits={"blocks.*.mlp.fc?": 6, "blocks.1.*": 5, "head": 3})
+    program = lower(model, calibrate(model, [images_for(model.preprocess, 4, 7)], recipe))
+    widths = {op.y: op.width for op in program.ops if isinstance(op, Linear)}
+    assert widths["blocks.0.mlp.fc1"] == 6 and widths["blocks.1.mlp.fc1"] == 5 and widths["head"] == 3
+    assert widths["blocks.0.attn.qkv"] == 0 and program.header.version == 2
+    assert program.header.recipe["layer_bits"] == recipe.layer_bits
+
+
+def test_mistakes_are_reported() -> None:
+    model = float_model("vit")
+    images = [images_for(model.preprocess, 2, 7)]
+    with pytest.raises(FqvitError, match=r"layer_bits 'blocks.9.\*' matches no layer with weights. Use names such as head"):
+        calibrate(model, images, Recipe(name="mine", layer_bits={"blocks.9.*": 6}))
+    with pytest.raises(FqvitError, match="recipe auto: max_size needs the argument size_of"):
+        calibrate(model, images, msgspec.structs.replace(AUTO, max_size=9))
+    with pytest.raises(ValueError, match="widths and max_size require max_loss"):
+        Recipe(name="mine", widths=(4,))
