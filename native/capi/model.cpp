@@ -127,6 +127,7 @@ fqvit_status fqvit_model_describe(const fqvit_model* handle, fqvit_description* 
         out.resize = static_cast<std::uint32_t>(header.preprocess.resize);
         out.interpolation = Names<Interpolation>::names[static_cast<std::size_t>(header.preprocess.interpolation)];
         out.squash = header.preprocess.squash ? 1 : 0;
+        out.macs = static_cast<std::uint64_t>(model.engine().macs());
         copy_known(out, description, size);
     });
 }

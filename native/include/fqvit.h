@@ -147,6 +147,7 @@ typedef struct fqvit_description {
     uint32_t resize;             /**< preprocessing: the short side is resized to this, then the center is cropped */
     const char* interpolation;   /**< of the resize: "bicubic" or "bilinear" */
     uint32_t squash;             /**< 1: images are resized to the aspect ratio of the input, 0: they keep their own */
+    uint64_t macs; /**< multiply-accumulates of the matrix products for one image: how much work a run is */
 } fqvit_description;
 
 /**

@@ -110,7 +110,8 @@ void make_case(Random& random, EpilogueCase& made) {
     });
     const auto shifts = filled<std::uint8_t>(channels, [&] { return random.within(least_shift, most_shift); });
     auto zeros = filled<std::int32_t>(channels, [&] { return e.kind == Epilogue::I32 ? 0 : random.within(0, last); });
-    made.constants = RequantizationConstants(mults, shifts, zeros, last, adds ? nullptr : made.bias.data());
+    made.constants = RequantizationConstants(mults, shifts, zeros, last, adds ? nullptr : made.bias.data(),
+                                             std::int64_t{1} << (acc_bits + 1));
     e.requantization = made.constants.view();
 
     if (e.kind == Epilogue::LOOKUP) {

@@ -46,7 +46,8 @@ FQVIT_AT(fqvit_description, run_bytes, 56);
 FQVIT_AT(fqvit_description, resize, 64);
 FQVIT_AT(fqvit_description, interpolation, 68);
 FQVIT_AT(fqvit_description, squash, 72);
-static_assert(sizeof(fqvit_description) == 80);
+FQVIT_AT(fqvit_description, macs, 80);
+static_assert(sizeof(fqvit_description) == 88);
 
 FQVIT_AT(fqvit_detector_description, model, 0);
 FQVIT_AT(fqvit_detector_description, source, 4);

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, SiteRule, check_detector, load_recipe, with_bits
+from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, SiteRule, check_detector, load_recipe, with_bits, with_methods
 
 
 def written(folder: Path, text: str) -> Path:
@@ -18,21 +18,18 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-OURS = ["fqvit", "w4", "fast", "embedding", "npu", "auto"]
+OURS = ["fqvit", "w6a6", "w4", "w4a4", "fast", "embedding", "npu", "auto"]
 
 
 def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
     baselines, paper = ["minmax", "ema", "percentile", "omse"], ["fq-vit", "fq-vit-8", "fq-vit-original"]
     floating = ["partial", "bit-split", "ptq-vit"]
-    assert (
-        list(RECIPES) == ["fqvit", "w4", "fast", "embedding", "npu", "auto", *paper, *baselines, *floating]
-        and DEFAULT_RECIPE == "fqvit"
-    )
+    assert list(RECIPES) == [*OURS, *paper, *baselines, *floating] and DEFAULT_RECIPE == "fqvit"
     assert [name for name, r in RECIPES.items() if not r.integer] == floating
     bits = {name: (r.weight_bits, r.activation_bits, r.attention_bits) for name, r in RECIPES.items()}
     assert (
         bits["fqvit"] == bits["embedding"] == bits["auto"] == bits["fq-vit"] == bits["fq-vit-original"] == (8, 8, 4)
-        and bits["w4"] == (4, 8, 4)
+        and (bits["w6a6"], bits["w4"], bits["w4a4"]) == ((6, 6, 4), (4, 8, 4), (4, 4, 4))
         and bits["fast"] == (7, 8, 4)
     )
     assert {bits[name] for name in ["fq-vit-8", *baselines, *floating]} == {(8, 8, 8)}
@@ -42,6 +39,8 @@ def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
     assert [name for name, r in RECIPES.items() if r.attention == "relative"] == OURS
     assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["w4", "auto"]
     assert [name for name, r in RECIPES.items() if r.rounding == "weighted"] == ["embedding"]
+    assert [name for name, r in RECIPES.items() if r.rounding == "reconstructed"] == ["w6a6", "w4a4"]
+    assert [name for name, r in RECIPES.items() if r.gelu == "spaced" or r.ranges == "least-error"] == ["w6a6", "w4a4"]
     assert [name for name, r in RECIPES.items() if r.max_loss is not None] == ["auto"]
     assert [name for name, r in RECIPES.items() if r.branches == "codes" or r.last_batch] == ["fq-vit-original"]
     assert [name for name, r in RECIPES.items() if r.logits == "codes" or r.weight_ends == "halves"] == ["fq-vit-original"]
@@ -53,7 +52,11 @@ def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
         n: [getattr(r, f) for f in new]
         for n, r in RECIPES.items()
         if n == "embedding" or any(getattr(r, f) != getattr(RECIPES["fq-vit"], f) for f in new)
-    } == {"embedding": ["curve", "leveled", "attended", "widened", 0.9]}
+    } == {
+        "w6a6": ["curve", "leveled", "attended", "observed", 0.0],
+        "w4a4": ["curve", "leveled", "attended", "observed", 0.0],
+        "embedding": ["curve", "leveled", "attended", "widened", 0.9],
+    }
     assert [name for name, r in RECIPES.items() if r.symmetric] == ["npu", "ptq-vit"]
     assert [name for name, r in RECIPES.items() if r.mult == "short"] == ["npu"] and all(r.zero_code for r in RECIPES.values())
 
@@ -77,8 +80,13 @@ def test_the_named_recipes_keep_the_values_that_were_measured() -> None:
     assert (RECIPES["fq-vit-original"].batch, RECIPES["fq-vit-original"].shuffle) == (100, 0)
     assert [(rule, RECIPES["fqvit"].sites[rule].bits) for rule in RECIPES["fqvit"].sites] == [("residual", 16), ("hidden", 10)]
     assert {recipe.images for recipe in RECIPES.values()} == {1000}
-    assert {name: r.weight_bits for name, r in RECIPES.items() if r.weight_bits != 8} == {"w4": 4, "fast": 7}
-    assert {name: r.weight_group for name, r in RECIPES.items() if r.weight_group} == {"w4": 16, "auto": 16}
+    assert {name: r.weight_bits for name, r in RECIPES.items() if r.weight_bits != 8} == {
+        "w6a6": 6,
+        "w4": 4,
+        "w4a4": 4,
+        "fast": 7,
+    }
+    assert {name: r.weight_group for name, r in RECIPES.items() if r.weight_group} == {"w4": 16, "w4a4": 16, "auto": 16}
     assert {name: r.k for name, r in RECIPES.items() if r.k != 3} == dict.fromkeys(OURS, 4)
     assert RECIPES["auto"].max_loss == 0.5 and RECIPES["ema"].momentum == 0.01 and RECIPES["percentile"].quantile == 0.99999
 
@@ -224,7 +232,7 @@ def test_missing_files_and_folders_are_rejected(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(FqvitError, match="recipe 'fq_vit': no such recipe. Use one of fqvit, w4, fast, embedding,"):
+    with pytest.raises(FqvitError, match="recipe 'fq_vit': no such recipe. Use one of fqvit, w6a6, w4, w4a4, fast,"):
         load_recipe("fq_vit")
 
 
@@ -256,6 +264,32 @@ def test_with_bits_changes_no_other_field(name: str, bits: str) -> None:
     assert with_bits(recipe, bits) == msgspec.structs.replace(
         recipe, weight_bits=weight, activation_bits=activation, attention_bits=attention
     )
+
+
+def test_few_bits_select_the_methods_of_the_recipes_for_them() -> None:
+    def chosen(name: str, bits: str) -> Recipe:
+        return msgspec.structs.replace(with_methods(with_bits(RECIPES[name], bits)), name="")
+
+    def named(name: str) -> Recipe:
+        return msgspec.structs.replace(RECIPES[name], name="")
+
+    assert chosen("fqvit", "6/6/4") == chosen("w4a4", "6/6/4") == named("w6a6")
+    assert chosen("fqvit", "4/4/4") == chosen("w6a6", "4/4/4") == chosen("w4", "4/4/4") == named("w4a4")
+    assert chosen("fqvit", "4/8/4") == named("w4")
+    assert chosen("fqvit", "8/6/4").rounding == "reconstructed" and chosen("fqvit", "6/8/4").rounding == "compensated"
+    assert chosen("embedding", "6/6/4").gelu_floor == 0.9 and chosen("embedding", "6/6/4").ranges == "least-error"
+    assert chosen("fqvit", "8/8/8").rounding == "nearest"
+    for name in ("fq-vit", "minmax", "npu", "ptq-vit", "auto"):
+        assert with_methods(with_bits(RECIPES[name], "4/4/4")) == with_bits(RECIPES[name], "4/4/4")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['ranges = "least-error"', 'rounding = "reconstructed"', 'gelu = "spaced"', 'gelu = "spaced"\nrounding = "compensated"'],
+)
+def test_methods_for_few_bits_need_each_other(text: str, tmp_path: Path) -> None:
+    with pytest.raises(FqvitError, match="requires"):
+        load_recipe(written(tmp_path, text))
 
 
 def test_a_file_merges_its_site_rules_into_those_of_its_base(tmp_path: Path) -> None:

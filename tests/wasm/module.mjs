@@ -75,13 +75,14 @@ export class Module {
   }
 
   describe(kind, handle) {
-    return this.with(80, (at) => {
-      this.check(this.wasm[`fqvit_${kind}_describe`](handle, at, kind === "model" ? 80 : 72));
+    return this.with(88, (at) => {
+      this.check(this.wasm[`fqvit_${kind}_describe`](handle, at, kind === "model" ? 88 : 72));
       return {
         fingerprint: this.text(this.u32(at + 16)),
         instructionSet: this.text(this.u32(at + 20)),
         outputs: kind === "model" ? this.u32(at + 28) : 0,
         classes: this.u32(at + (kind === "model" ? 32 : 28)),
+        macs: kind === "model" ? Number(this.view.getBigUint64(at + 80, true)) : 0,
         side: kind === "model" ? 0 : this.u32(at + 64),
       };
     });

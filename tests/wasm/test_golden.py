@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from fqvit.ir.program import Program
+from fqvit.runtime.native import Engine
 from tests.factories import assert_same
 from tests.golden.test_golden import DETECTORS, FILES, OUTPUTS
 from tests.wasm.node import VARIANTS, Node
@@ -29,6 +30,7 @@ def test_a_golden_file_gives_the_same_bits(engine: Node, path: Path) -> None:
     for instruction_set in engine.call("sets"):
         model = engine.load("model", path.read_bytes(), instruction_set)
         assert model["fingerprint"] == str(expected["fingerprint"]) and model["instructionSet"] == instruction_set
+        assert model["macs"] == Engine(path, 1).macs
         found = engine.run(model["handle"], expected["images"])
         assert len(found) == len(wanted)
         for i, (data, output) in enumerate(zip(found, wanted, strict=True)):

@@ -37,6 +37,7 @@ from fqvit.quant.leveling import level_keys
 from fqvit.quant.methods import auto, narrow
 from fqvit.quant.methods.bitsplit import bit_split
 from fqvit.quant.methods.compensate import compensate
+from fqvit.quant.methods.reconstruct import reconstruct
 from fqvit.quant.methods.similarity import search_intervals
 from fqvit.quant.observers import Attended, Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
 from fqvit.quant.plan import SitePlan, plan
@@ -264,6 +265,8 @@ def _finish(
         calibration = narrow.choose(model, calibration, recipe, images, size_of, progress)
     if recipe.rounding in ("compensated", "weighted") and not calibration.weights:
         calibration = compensate(model, calibration, images, progress)
+    if recipe.rounding == "reconstructed":
+        calibration = reconstruct(model, calibration, images, progress)
     if recipe.rounding == "bit-split":
         calibration = bit_split(model, calibration, images, progress)
     if recipe.intervals == "similarity":
@@ -302,7 +305,9 @@ def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[
         if isinstance(node.leaf, Gelu) and x in found and sites[x].fixed is None:
             q = found[x]
             low, high = float(-q.zero[0] * q.scale[0]), float((q.last - q.zero[0]) * q.scale[0])
-            cutoff = gelu_cutoff(float(found[node.name].scale.min()) / 2)
+            # As for 8-bit outputs: with fewer bits, a later search may choose a finer scale than the observed range gives.
+            finest = float(found[node.name].scale.min()) * 2.0 ** min(found[node.name].bits - 8, 0)
+            cutoff = gelu_cutoff(finest / 2)
             # One code lower, so that code 0 lies below the cutoff however the zero point is rounded.
             codes = symmetric if sites[x].symmetric else affine
             trimmed[x] = codes(max(low, cutoff - (high - cutoff) / (q.last - 1)), high, q.bits)

@@ -87,22 +87,25 @@ class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log2: bool
     zero_code: bool
     levels: list[Annotated[int, msgspec.Meta(ge=0, le=2**15)]] = []
+    grid: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] = []
 
     def __post_init__(self) -> None:
         if not self.scale or len(self.scale) != len(self.zero):
             raise ValueError("scale and zero must have one value per group of channels")
         if self.levels and max(self.levels) == 0:
             raise ValueError("at least one of levels must be above 0")
+        if self.grid and (self.bits > 8 or self.grid != sorted(set(self.grid))):
+            raise ValueError("grid must be rising codes of at most 8 bits")
 
     def qparams(self) -> QParams:
         alpha = None if self.alpha is None else np.array(self.alpha, np.uint8)
         scale, zero = np.array(self.scale), np.array(self.zero, np.int64)
-        return QParams(self.bits, scale, zero, alpha, self.log2, self.zero_code, tuple(self.levels))
+        return QParams(self.bits, scale, zero, alpha, self.log2, self.zero_code, tuple(self.levels), tuple(self.grid))
 
     @staticmethod
     def of(q: QParams) -> SavedSite:
         alpha = None if q.alpha is None else q.alpha.tolist()
-        return SavedSite(q.bits, q.scale.tolist(), q.zero.tolist(), alpha, q.log2, q.zero_code, list(q.levels))
+        return SavedSite(q.bits, q.scale.tolist(), q.zero.tolist(), alpha, q.log2, q.zero_code, list(q.levels), list(q.grid))
 
 
 class SavedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

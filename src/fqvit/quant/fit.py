@@ -42,7 +42,7 @@ def check_fit(
             )
     for name, q in found.items():
         site, channels = wanted[name], shapes[name][-1]
-        found_kind = (q.bits, q.log2, q.alpha is not None, bool(q.levels))
+        found_kind = (q.width, q.log2, q.alpha is not None, bool(q.levels))
         if found_kind != (site.bits, site.kind == "log2", site.kind == "ptf", site.kind == "relative"):
             raise FqvitError(
                 f"{name}: calibrated for other codes than those of recipe {calibration.recipe.name}. Calibrate again."

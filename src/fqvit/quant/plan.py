@@ -21,6 +21,7 @@ from fqvit.models.layers import Add, Context, Gelu, Heads, Leaf, Linear, Role, S
 from fqvit.models.maps import Conv2d, Deconv, Upsample
 from fqvit.quant.fuse_relu import fuse_relus
 from fqvit.quant.recipe import RECIPES, RangeObserver, Recipe, SiteRule
+from fqvit.quant.weights import bits_and_group
 
 # Roles that may have more than 8 bits: no matrix product reads them, only norms, sums, tables and the softmax.
 WIDE = ("residual", "hidden", "scores")
@@ -114,7 +115,7 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
         return _plan_attention(node, recipe, rule)
     if role in ("relu", "probability"):
         return _plan_positive(node, recipe, rule)
-    bits = rule.bits or recipe.activation_bits
+    bits = rule.bits or (8 if role == "norm" and _feeds_output(graph, node.name, recipe) else recipe.activation_bits)
     if role not in WIDE:
         _check_bits(node, bits)
     if role == "residual" and rule.observer is None and rule.range is None:
@@ -142,6 +143,21 @@ def _plan_site(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> Site
         groups=groups,
         fixed=rule.range,
         symmetric=recipe.symmetric,
+    )
+
+
+def _feeds_output(graph: Graph, name: str, recipe: Recipe) -> bool:
+    """Return whether only output layers that keep 8 bits read the site, directly or through data movement."""
+    readers = [node for node in graph.nodes if name in node.inputs]
+    return (
+        recipe.ranges == "least-error"
+        and bool(readers)
+        and all(
+            _feeds_output(graph, node.name, recipe)
+            if node.leaf.role == "route"
+            else isinstance(node.leaf, Linear) and node.leaf.role == "logits" and bits_and_group(recipe, node)[0] == 8
+            for node in readers
+        )
     )
 
 

@@ -26,6 +26,7 @@ class QParams:
     alpha: uint8 [C], the shifts of the Power-of-Two Factor, or None
     log2: code a means 2^-a; scale and zero are unused   zero_code: the last log2 code means 0
     levels: code a means levels[a] divided by the sum over its row (relative attention)
+    grid: the only codes that occur, in rising order (GELU outputs with few bits); () for all
     """
 
     bits: int
@@ -35,6 +36,12 @@ class QParams:
     log2: bool = False
     zero_code: bool = False
     levels: tuple[int, ...] = ()
+    grid: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """The bits that tell the values apart: those of the codes, or fewer if only the codes of `grid` occur."""
+        return (len(self.grid) - 1).bit_length() if self.grid else self.bits
 
     @property
     def last(self) -> int:
@@ -75,6 +82,9 @@ class QParams:
         if self.levels:
             return relative_encode(x, self.levels)
         scales, zeros = self._scales_and_zeros(x)
+        if self.grid:
+            grid = torch.tensor(self.grid, dtype=x.dtype, device=x.device)
+            return grid[torch.bucketize(x / scales + zeros, (grid[1:] + grid[:-1]) / 2, right=True)]
         return ((x / scales + 0.5).floor_() + zeros).clamp_(0, self.last)
 
     def decode(self, codes: Tensor) -> Tensor:

@@ -48,12 +48,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     layer_bits: dict[str, Bits] = {}  # bits of the weights of single layers, by name or pattern such as "blocks.*.mlp.fc1"
     weight_ends: Literal["codes", "halves"] = "codes"  # max|w| / scale at 8 bits: 127, or 127.5 and saturated
     # Weights are rounded to nearest; column by column, so that later columns and biases compensate earlier errors, with all
-    # tokens equal or weighted by their influence on the outputs (compensate.py); or bit by bit for the least output error
-    # (bitsplit.py).
-    rounding: Literal["nearest", "compensated", "weighted", "bit-split"] = "nearest"
+    # tokens equal or weighted by their influence on the outputs (compensate.py); compensated and then learned segment by
+    # segment, together with scales and biases (reconstruct.py); or bit by bit for the least output error (bitsplit.py).
+    rounding: Literal["nearest", "compensated", "weighted", "reconstructed", "bit-split"] = "nearest"
     activation_bits: Bits = 8
     attention_bits: Bits = 4
     observer: RangeObserver = "minmax"
+    # Ranges by `observer`; or, with compensated rounding, chosen for the least squared error of inputs of matrix products
+    # (ranges.py).
+    ranges: Literal["observed", "least-error"] = "observed"
     residual: Literal["ptf", "tensor"] = "ptf"  # LayerNorm inputs: Power-of-Two Factor, or one scale per tensor
     k: Annotated[int, msgspec.Meta(ge=0, le=8)] = 3
     # Log-Int-Softmax (uniform with more than 4 bits); log2 codes of any width, simulated only; uniform codes; or codes
@@ -76,6 +79,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # With `channels`: no channel of GELU outputs has a smaller range than this quantile of all channels. A neuron that fires
     # rarely may be silent in all calibration images.
     gelu_floor: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    # With `ranges` least-error and fewer than 8 bits: codes of GELU outputs are evenly spaced, with one shift per channel; or
+    # 2^bits of the 256 codes of 8 bits, dense near 0.
+    gelu: Literal["even", "spaced"] = "even"
     # Zero points are the middle code, as in int8 with zero point 0, except for pixels and for sites that are never negative.
     symmetric: bool = False
     mult: Literal["full", "short"] = "full"  # constant multipliers have up to 31 bits, or up to 16
@@ -107,6 +113,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("max_loss requires nonlinear integer")
         if self.max_loss is None and (self.widths or self.max_size is not None):
             raise ValueError("widths and max_size require max_loss")
+        if self.ranges == "least-error" and self.rounding not in ("compensated", "reconstructed"):
+            raise ValueError("ranges least-error requires rounding compensated or reconstructed")
+        if self.rounding == "reconstructed" and self.ranges != "least-error":
+            raise ValueError("rounding reconstructed requires ranges least-error")
+        if self.gelu == "spaced" and self.ranges != "least-error":
+            raise ValueError("gelu spaced requires ranges least-error")
         if self.rounding == "bit-split" and (self.nonlinear == "integer" or self.weight_group or self.intervals != "observed"):
             raise ValueError("rounding bit-split requires nonlinear float, weight_group 0 and intervals observed")
         if self.intervals == "similarity" and not (
@@ -157,6 +169,18 @@ _EMBEDDING: dict[str, Any] = {
     "gelu_floor": 0.9,
 }
 
+# With fewer than 8 bits: every method that reduces the error. Scores are read by the softmax only and keep 8 bits.
+_LOW: dict[str, Any] = {
+    "rounding": "reconstructed",
+    "ranges": "least-error",
+    "gelu": "spaced",
+    "levels": "curve",
+    "keys": "leveled",
+    "scores": "attended",
+}
+_LOW_SITES = {**_OURS["sites"], "scores": SiteRule(bits=8)}
+WEIGHT_GROUP = 16  # of recipes with 4-bit weights
+
 # Hardware with symmetric int8 and 16-bit multipliers. No codes are wider than 8 bits, so the residual stream needs PTF.
 _NPU: dict[str, Any] = {"symmetric": True, "mult": "short"}
 
@@ -164,7 +188,15 @@ RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe(name="fqvit", **_OURS),
-        Recipe(name="w4", weight_bits=4, weight_group=16, rounding="compensated", **_OURS),
+        Recipe(name="w6a6", weight_bits=6, activation_bits=6, **{**_OURS, **_LOW, "sites": _LOW_SITES}),
+        Recipe(name="w4", weight_bits=4, weight_group=WEIGHT_GROUP, rounding="compensated", **_OURS),
+        Recipe(
+            name="w4a4",
+            weight_bits=4,
+            activation_bits=4,
+            weight_group=WEIGHT_GROUP,
+            **{**_OURS, **_LOW, "sites": _LOW_SITES},
+        ),
         Recipe(name="fast", weight_bits=7, **_OURS),
         Recipe(name="embedding", **_EMBEDDING),
         Recipe(name="npu", attention="relative", channels=True, k=4, **_NPU),
@@ -193,6 +225,8 @@ RECIPES = {
     )
 }
 DEFAULT_RECIPE = "fqvit"
+# Recipes that get the methods of w6a6, w4 and w4a4 if their bits are changed to fewer than 8.
+ADAPTED = ("fqvit", "embedding", "w6a6", "w4", "w4a4")
 
 
 def load_recipe(name: str | Path) -> Recipe:
@@ -234,14 +268,16 @@ def _merged_rules(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 def weight_bits(recipe: Recipe, layer: str, at_end: bool) -> tuple[int, int]:
     """Return the number of bits of a layer's weights, and how many weights share an exponent (0: no groups).
 
-    Groups are for at most 4 bits. With groups the patch embedding and the output layers (at_end) keep 8 bits: they are small
-    and sensitive. A pattern in recipe.layer_bits that matches the name of the layer overrides both; the last one wins.
+    Groups are for at most 4 bits. With groups, and with weights that are compensated or learned, the patch embedding and the
+    output layers (at_end) keep 8 bits: they are small and sensitive. A pattern in recipe.layer_bits that matches the name of
+    the layer overrides both; the last one wins.
     """
     own = [bits for pattern, bits in recipe.layer_bits.items() if fnmatchcase(layer, pattern)]
     if own:
         return own[-1], recipe.weight_group if own[-1] <= 4 else 0
     group = recipe.weight_group if recipe.weight_bits <= 4 else 0
-    return (8, 0) if group and at_end else (recipe.weight_bits, group)
+    keeps_ends = group > 0 or recipe.rounding in ("compensated", "reconstructed")
+    return (8, 0) if keeps_ends and at_end else (recipe.weight_bits, group)
 
 
 def check_integer(recipe: Recipe) -> None:
@@ -289,3 +325,17 @@ def with_bits(recipe: Recipe, bits: str) -> Recipe:
         raise FqvitError(f"bits {bits!r}: expected W/A/ATTN, each from 2 to 8, such as 8/8/4.")
     weight, activation, attention = map(int, match.groups())
     return msgspec.structs.replace(recipe, weight_bits=weight, activation_bits=activation, attention_bits=attention)
+
+
+def with_methods(recipe: Recipe) -> Recipe:
+    """Add the methods that reduce the error of fewer than 8 bits to a recipe whose bits were changed.
+
+    Only recipes that are built for accuracy get them; the others compare single methods. Detectors do not support them.
+    """
+    if recipe.name not in ADAPTED or min(recipe.weight_bits, recipe.activation_bits) == 8:
+        return recipe
+    group = WEIGHT_GROUP if recipe.weight_bits <= 4 else 0
+    if recipe.activation_bits == 8:
+        rounding = "compensated" if recipe.rounding == "nearest" else recipe.rounding
+        return msgspec.structs.replace(recipe, rounding=rounding, weight_group=group)
+    return msgspec.structs.replace(recipe, weight_group=group, sites={**_LOW_SITES, **recipe.sites}, **_LOW)

@@ -135,10 +135,16 @@ def quantize_linear(
         scale, exponent = _least_error(effective, scale, least, largest, group, importance)
         units = np.exp2(exponent[:, np.arange(weight.shape[1]) // group].astype(np.float64))
     if output_scales is not None:
-        mantissa, power = np.frexp(scale / output_scales)
-        scale = np.ldexp(np.ceil(mantissa * 2**SHORT_BITS * (1 - 1e-12)), power - SHORT_BITS) * output_scales
+        scale = to_short(scale, output_scales)
     w = _codes(effective / (scale[:, None] * units), largest) * units
     return QuantizedLinear(w.astype(np.int8), scale, np.floor(b / scale + 0.5).astype(np.int64), exponent)
+
+
+def to_short(scale: NDArray[np.float64], output_scales: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round scales [O] up so that 16-bit multipliers scale / output_scale are exact."""
+    mantissa, power = np.frexp(scale / output_scales)
+    found: NDArray[np.float64] = np.ldexp(np.ceil(mantissa * 2**SHORT_BITS * (1 - 1e-12)), power - SHORT_BITS) * output_scales
+    return found
 
 
 def fits_groups(found: QuantizedLinear, bits: int, group: int) -> bool:

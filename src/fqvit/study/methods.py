@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fqvit.errors import FqvitError
-from fqvit.quant.recipe import RECIPES, Recipe, load_recipe, with_bits
+from fqvit.quant.recipe import RECIPES, Recipe, load_recipe, with_bits, with_methods
 
 # The methods of the paper's Table 1, then our default recipe.
 DEFAULT = "minmax,ema,percentile,omse,bit-split,ptq-vit,fq-vit-8,fq-vit,fqvit"
@@ -59,7 +59,7 @@ def parse(text: str, bits: str | None) -> list[Method]:
             raise FqvitError(f"{name}: the name {recipe.name} belongs to a built-in recipe. Give this recipe another name.")
         for width in [own] if own else widths or [""]:
             label = f"{recipe.name}@{width}" if width else recipe.name
-            found.append(Method(label, with_bits(recipe, width) if width else recipe))
+            found.append(Method(label, with_methods(with_bits(recipe, width)) if width else recipe))
     if not found:
         raise FqvitError("--methods: no recipe given. Pass a comma-separated list, such as minmax,fq-vit.")
     labels = [method.label for method in found]

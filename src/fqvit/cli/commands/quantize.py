@@ -15,7 +15,16 @@ from fqvit.cli.output import about_inputs, say, say_json, warn, warn_of_assumpti
 from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
 from fqvit.models.requests import parse_outputs
-from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, check_integer, load_recipe, with_bits, with_profile
+from fqvit.quant.recipe import (
+    DEFAULT_RECIPE,
+    RECIPES,
+    Recipe,
+    check_integer,
+    load_recipe,
+    with_bits,
+    with_methods,
+    with_profile,
+)
 from fqvit.system.progress import track
 from fqvit.system.text import facts, size, table
 
@@ -53,6 +62,7 @@ def run(
         raise FqvitError("--features: deprecated, and --output is given already. Leave out --features.")
     if calibration_file is None:
         recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile, max_size)
+        recipe = recipe if bits is None else with_methods(recipe)
         check_integer(recipe)
     else:
         given = {

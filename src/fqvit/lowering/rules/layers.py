@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fqvit.errors import FqvitError
@@ -267,6 +268,9 @@ def double(tensor: Tensor) -> np.ndarray:
 
 def to_codes(values: np.ndarray, q: QParams) -> np.ndarray:
     """Quantize real values [..., C] to codes, rounding half up."""
+    if q.grid:
+        found: np.ndarray = q.encode(torch.from_numpy(values)).numpy()
+        return found
     codes = np.floor(values / q.channel_scales(values.shape[-1]) + 0.5) + q.zero[0]
     clipped: np.ndarray = np.clip(codes, 0, q.last)
     return clipped

@@ -23,13 +23,19 @@ from torch import Tensor
 from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.models.load import FloatModel
+from fqvit.quant import channels
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.importance import token_weights
 from fqvit.quant.methods.lockstep import InputBatches, LinearLayer, run_in_lockstep
+from fqvit.quant.methods.ranges import least_error, sample_rows
+from fqvit.quant.plan import SitePlan, plan
+from fqvit.quant.qparams import QParams
 from fqvit.quant.simulate import Simulation
 from fqvit.quant.weights import QuantizedLinear, bits_and_group, quantize_linear, short_output_scales
 from fqvit.system.progress import Progress
 
+SEARCHED = ("norm", "qkv", "value", "query", "key", "context", "gelu")  # roles whose scales are searched
+SEARCH_BATCHES = 4  # batches that the scales of attention times V are searched on
 DAMPING = 0.01  # share of the mean variance, added to the diagonal: constant inputs must not absorb errors
 BLOCK = 64  # columns whose errors are distributed together
 
@@ -67,6 +73,85 @@ class Moments:
         return Moments(square / count - torch.outer(mean, mean), mean + middle, float_sum / count)
 
 
+class Compensation:
+    """Round the weights of the network node by node; with `ranges = "least-error"`, also choose the scales of sites."""
+
+    def __init__(self, model: FloatModel, calibration: Calibration) -> None:
+        self.model, self.calibration, self.recipe = model, calibration, calibration.recipe
+        self.token_weights: Mapping[str, Tensor] = {}  # of the inputs of layers, with rounding "weighted"
+        self.simulation = Simulation(model, calibration)
+        self.graph = self.simulation.graph
+        self.plans = plan(self.graph, self.recipe)
+        self.chosen: dict[str, QuantizedLinear] = {}
+        self.spread: dict[str, float] = {}
+        self.searched = {name for name, site in self.plans.items() if self._is_searched(site)}
+
+    def _is_searched(self, site: SitePlan) -> bool:
+        return self.recipe.ranges == "least-error" and site.role in SEARCHED and site.fixed is None and site.bits < 8
+
+    def quantize_node(self, node: Node, exact: InputBatches, simulated: InputBatches) -> list[Tensor]:
+        """Choose the parameters of a node and return its outputs in the quantized network, one tensor per batch."""
+        simulation = self.simulation
+        inputs = list(zip(*simulated, strict=True))
+        if node.name in self.searched:
+            alike = isinstance(node.leaf, layers.Linear | layers.LayerNorm | layers.Gelu)
+            few = [tuple(sample_rows(xs) for xs in simulated)] if alike else inputs[:SEARCH_BATCHES]
+            self._search(node, [node.leaf(*xs, *node.params) for xs in few])
+        weighted = self.recipe.rounding == "weighted"
+        is_linear = isinstance(node.leaf, layers.Linear) or (weighted and isinstance(node.leaf, layers.Patches))
+        scales = simulation.input_scales(node) if is_linear else None
+        if scales is not None:
+            layer = LinearLayer.of(node, self.model.preprocess)
+            rows = [[layer.rows(x) for x in part[0]] for part in (exact, simulated)]
+            each = self.token_weights.get(node.name)
+            moments = Moments.of(rows[0], rows[1], None if each is None else each.flatten())
+            current = replace(self.calibration, sites=simulation.sites)
+            self.chosen[node.name] = fit(node, moments, scales, current, layer)
+            simulation.use(node, self.chosen[node.name])
+        outputs = [simulation.call(node, list(xs)) for xs in inputs]
+        if scales is not None:
+            self.spread[node.name] = float(outputs[0].std())
+        return [simulation.visit(node, y) for y in outputs]
+
+    def _search(self, node: Node, values: list[Tensor]) -> None:
+        """Choose the scales of a site whose values before encoding are given."""
+        q, source = self.simulation.sites[node.name], self.value_site(node)
+        rows = sample_rows(values)
+        if source is not None:
+            q = self._context(rows, q, self.simulation.sites[source])
+        site, spaced = self.plans[node.name], self.recipe.gelu == "spaced" and self.plans[node.name].bits < 8
+        self.simulation.sites[node.name] = least_error(site, rows, q, self._importance(node, rows.shape[-1]), spaced)
+
+    def _context(self, rows: Tensor, q: QParams, value: QParams) -> QParams:
+        """Return scales of attention times V that cover the rows: those of V times one factor."""
+        v = value.group(2) if len(value.scale) == 3 * len(q.scale) else value
+        if len(q.scale) == 1:
+            return q
+        ends = rows.double().numpy()
+        return channels.context(ends.min(0), ends.max(0), v, q.bits)
+
+    def value_site(self, node: Node) -> str | None:
+        """Return the site of V if the node is attention times V with one scale per channel."""
+        if not isinstance(node.leaf, layers.Context) or len(self.simulation.sites[node.name].scale) == 1:
+            return None
+        name = node.inputs[1]
+        while name not in self.simulation.sites:
+            name = self.graph.node(name).inputs[0]
+        return name
+
+    def _importance(self, node: Node, size: int) -> Tensor:
+        """Return the weight [C] of errors of each channel: the squared norm of the weights that read it."""
+        total = torch.zeros(size)
+        for reader in self.graph.nodes:
+            if node.name in reader.inputs and isinstance(reader.leaf, layers.Linear) and reader.leaf.weight.shape[1] == size:
+                total += reader.leaf.weight.detach().float().square().sum(0).cpu()
+        return total if float(total.max()) > 0 else torch.ones(size)
+
+    def result(self) -> Calibration:
+        sites = {name: self.simulation.sites[name] for name in self.calibration.sites}
+        return replace(self.calibration, sites=sites, weights=self.chosen)
+
+
 @torch.no_grad()
 def compensate(
     model: FloatModel,
@@ -75,25 +160,11 @@ def compensate(
     progress: Progress | None = None,
 ) -> Calibration:
     """Return `calibration` with weights for every linear layer that reads a quantized site; images: uint8 [n, H, W, C]."""
-    simulation = Simulation(model, calibration)
-    chosen: dict[str, QuantizedLinear] = {}
-    weighted = calibration.recipe.rounding == "weighted"
-    weights: Mapping[str, Tensor] = token_weights(simulation.graph, model.preprocess, images) if weighted else {}
-
-    def quantize_node(node: Node, exact: InputBatches, simulated: InputBatches) -> list[Tensor]:
-        is_linear = isinstance(node.leaf, layers.Linear) or (weighted and isinstance(node.leaf, layers.Patches))
-        scales = simulation.input_scales(node) if is_linear else None
-        if scales is not None:
-            layer = LinearLayer.of(node, model.preprocess)
-            rows = [[layer.rows(x) for x in part[0]] for part in (exact, simulated)]
-            each = weights.get(node.name)
-            moments = Moments.of(rows[0], rows[1], None if each is None else each.flatten())
-            chosen[node.name] = fit(node, moments, scales, calibration, layer)
-            simulation.use(node, chosen[node.name])
-        return [simulation.visit(node, simulation.call(node, list(xs))) for xs in zip(*simulated, strict=True)]
-
-    run_in_lockstep(simulation.graph, model.preprocess, images, quantize_node, progress, "rounding weights")
-    return replace(calibration, weights=chosen)
+    run = Compensation(model, calibration)
+    if calibration.recipe.rounding == "weighted":
+        run.token_weights = token_weights(run.graph, model.preprocess, images)
+    run_in_lockstep(run.graph, model.preprocess, images, run.quantize_node, progress, "rounding weights")
+    return run.result()
 
 
 def fit(

@@ -1,0 +1,118 @@
+"""The parameters that are learned for one site and for one linear layer, and their conversion to integers.
+
+See also: reconstruct.py (learns them), fakequant.py (rounding with gradients).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fqvit.models import layers
+from fqvit.quant.channels import GELU_DEPTH, on_grid
+from fqvit.quant.methods.fakequant import fake_quantize, fake_quantize_grid, straight_through
+from fqvit.quant.qparams import QParams
+from fqvit.quant.weights import QuantizedLinear, to_short
+
+NEAR = 0.45  # a weight starts at most this far from its first code, so that the first codes are those given
+
+
+class SiteParameters:
+    """The learned scales and zero points of one site.
+
+    logs: the logarithms of factors on the first scales: one for all channels, one each for Q and K and one per channel of V, or
+    one per channel. zeros: learned zero points, None if they are fixed.
+    """
+
+    def __init__(self, role: str, q: QParams, value: SiteParameters | None) -> None:
+        self.role, self.q, self.value = role, q, value
+        self.channels = len(q.scale)
+        if role == "qkv" and self.channels > 3:
+            third = self.channels // 3
+            self.index = torch.cat([torch.zeros(third), torch.ones(third), torch.arange(2, 2 + third)]).long()
+        elif role in ("context", "gelu"):
+            self.index = torch.zeros(self.channels).long()
+        else:
+            self.index = torch.arange(self.channels)
+        self.logs = torch.zeros(int(self.index.max()) + 1, requires_grad=True)
+        self.first = torch.from_numpy(q.scale).float()
+        self.zero = torch.from_numpy(q.zero.astype(np.float64)).float()
+        self.learns_zeros = role == "norm"
+        self.zero.requires_grad_(self.learns_zeros)
+        if role == "context" and value is not None:
+            self.ratio = float(q.scale[0] / value.q.scale[-len(q.scale)])
+
+    def scale(self) -> Tensor:
+        factor = self.logs.exp()[self.index]
+        if self.role == "context" and self.value is not None:
+            return self.value.scale()[-self.channels :] * self.ratio * factor
+        return self.first * factor
+
+    def zeros(self) -> Tensor:
+        if self.role == "gelu" and not self.q.grid:
+            return (GELU_DEPTH / self.scale().detach()).round().clamp(max=self.q.last)
+        return self.zero
+
+    def apply(self, x: Tensor) -> Tensor:
+        if self.q.grid:
+            return fake_quantize_grid(x, self.scale(), torch.tensor(self.q.grid).float() - self.zero)
+        return fake_quantize(x, self.scale(), self.zeros(), self.q.last)
+
+    @torch.no_grad()
+    def result(self, value: QParams | None) -> QParams:
+        factor = self.logs.double().exp()[self.index].numpy()
+        zero = np.clip(np.rint(self.zeros().double().numpy()), 0, self.q.last).astype(np.int64)
+        if self.role == "context" and value is not None:
+            return QParams(self.q.bits, value.scale[-self.channels :] * self.ratio * factor, zero)
+        scale = self.q.scale * factor
+        if self.role == "qkv" and self.channels > 3:
+            third = self.channels // 3
+            scale[2 * third :] = on_grid(scale[2 * third :])
+        elif self.role != "gelu" and self.channels > 1:
+            scale = on_grid(scale)
+        return replace(self.q, scale=scale, zero=zero)
+
+
+class LayerParameters:
+    """The learned weights of one linear layer: codes = clip(round(W input_scale / unit + move)), unit = scale 2^exponent."""
+
+    def __init__(
+        self, leaf: layers.Linear, start: QuantizedLinear, bits: int, group: int, scales: Tensor, spread: float
+    ) -> None:
+        self.weight = leaf.weight.detach().float()
+        self.largest = 2 ** (bits - 1) - 1
+        self.exponent = start.exponent
+        self.units = torch.ones(1, 1)
+        if start.exponent is not None:
+            index = np.arange(self.weight.shape[1]) // group
+            self.units = torch.from_numpy(2.0 ** start.exponent[:, index].astype(np.float64)).float()
+        self.first = torch.from_numpy(start.scale).float()[:, None]
+        self.logs = torch.zeros_like(self.first, requires_grad=True)
+        codes = torch.from_numpy(start.w.astype(np.float64)).float() / self.units
+        exact = self.weight * scales / (self.first * self.units)
+        self.move = (exact.clamp(codes - NEAR, codes + NEAR) - exact).requires_grad_()
+        self.bias0 = torch.from_numpy(start.bias * start.scale).float()
+        self.spread = spread
+        self.shift = torch.zeros_like(self.bias0, requires_grad=True)
+
+    def codes(self, scales: Tensor) -> Tensor:
+        exact = self.weight * scales / (self.first * self.logs.exp() * self.units) + self.move
+        return straight_through(exact, exact.round()).clamp(-self.largest, self.largest)
+
+    def decoded(self, scales: Tensor) -> tuple[Tensor, Tensor]:
+        weight = self.codes(scales) * (self.first * self.logs.exp() * self.units) / scales
+        return weight, self.bias0 + self.shift * self.spread
+
+    @torch.no_grad()
+    def result(self, scales: Tensor, output_scales: NDArray[np.float64] | None) -> QuantizedLinear:
+        w = (self.codes(scales) * self.units).round().numpy().astype(np.int8)
+        scale = (self.first * self.logs.exp())[:, 0].double().numpy()
+        scale = scale if output_scales is None else to_short(scale, output_scales)
+        bias = (self.bias0 + self.shift * self.spread).double().numpy()
+        return QuantizedLinear(
+            w, scale, np.floor(np.clip(bias / scale, -(2.0**30), 2.0**30) + 0.5).astype(np.int64), self.exponent
+        )

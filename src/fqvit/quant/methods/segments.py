@@ -1,0 +1,94 @@
+"""Cut a network into segments at residual sums, and estimate how much the result depends on each of their outputs.
+
+See also: reconstruct.py (learns segment by segment).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from fqvit.data.preprocess import Preprocess
+from fqvit.models import layers
+from fqvit.models.graph import IMAGES, Graph, Node
+from fqvit.models.pixels import normalise
+
+ALIKE = (layers.Linear, layers.LayerNorm, layers.Gelu, layers.Add)  # leaves that treat every token alike
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive nodes that read one value from before them, `start`. Later nodes read only the output of the last one."""
+
+    start: str
+    nodes: tuple[Node, ...]
+
+    @property
+    def end(self) -> Node:
+        return self.nodes[-1]
+
+    @property
+    def alike(self) -> bool:
+        """Whether the segment treats every token alike, as MLPs do."""
+        return all(isinstance(node.leaf, ALIKE) for node in self.nodes)
+
+    def run(self, x: Tensor, call: Callable[[Node, list[Tensor]], Tensor], visit: Callable[[Node, Tensor], Tensor]) -> Tensor:
+        """Run the nodes on the value of `start`. call, visit: see Graph.run"""
+        values = {self.start: x}
+        for node in self.nodes:
+            values[node.name] = visit(node, call(node, [values[name] for name in node.inputs]))
+        return values[self.end.name]
+
+
+def segments(graph: Graph) -> list[Segment]:
+    """Cut the graph after every residual sum beyond which no earlier value is read. The last segment ends at the output."""
+    last_read = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+    found: list[Segment] = []
+    start, first, reach = IMAGES, 0, -1
+    for i, node in enumerate(graph.nodes):
+        earlier = [start, *(other.name for other in graph.nodes[first:i])]
+        reach = max(last_read.get(name, -1) for name in earlier)
+        if node.leaf.role == "residual" and reach <= i and node.name not in graph.outputs:
+            found.append(Segment(start, graph.nodes[first : i + 1]))
+            start, first = node.name, i + 1
+    return [*found, Segment(start, graph.nodes[first:])]
+
+
+def importance(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) -> dict[str, Tensor]:
+    """Return the importance [T, C] of the errors of every segment's output, with mean 1: {name of its last node: importance}.
+
+    It is the mean squared gradient of the log-probability of a class that is drawn from the model's own prediction: the
+    diagonal of the Fisher information. Without logits, a random projection of the normalized output takes its place.
+    """
+    ends = {each.end.name for each in segments(graph)} - {graph.output}
+    logits = graph.node(graph.output).leaf.role == "logits"
+    random = torch.Generator().manual_seed(0)
+    total: dict[str, Tensor] = {}
+    for first in range(0, len(images), BATCH):
+        kept: dict[str, Tensor] = {}
+
+        def visit(node: Node, y: Tensor, kept: dict[str, Tensor] = kept) -> Tensor:
+            if node.name in ends:
+                # The first value starts the graph of gradients; no parameter needs any.
+                kept[node.name] = y = y if kept else y.detach().requires_grad_()
+                y.retain_grad()
+            return y
+
+        with torch.enable_grad():
+            y = graph.run(normalise(images[first : first + BATCH], preprocess), visit).flatten(1)
+            if logits:
+                drawn = torch.multinomial(y.detach().softmax(-1), 1, generator=random)[:, 0]
+                F.cross_entropy(y, drawn, reduction="sum").backward()  # type: ignore[no-untyped-call]
+            else:
+                (F.normalize(y, dim=-1) * torch.randn(y.shape, generator=random)).sum().backward()  # type: ignore[no-untyped-call]
+        for name, value in kept.items():
+            if value.grad is not None:
+                total[name] = total.get(name, torch.zeros(())) + value.grad.square().sum(0)
+    return {name: value / value.mean() for name, value in total.items() if float(value.mean()) > 0}
