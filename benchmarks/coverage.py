@@ -4,7 +4,7 @@
 
 Prints one line per model and writes benchmarks/results/coverage.csv. Stage capture compares the float outputs of module and
 graph. Stage quantize also calibrates on two random images with the default recipe, lowers, and compares the native engine with
-the reference on a third image, bit for bit; `cosine` is the least similarity of an output to float. Stage whole is the same
+the reference on a third image, bit for bit; `cosine` is the lowest cosine of any output to float. Stage whole is the same
 with images of the model's own size; in the other stages images are as small as the architecture allows.
 
 Weights are random. Models with more than 100 million parameters are built with two blocks, or one or two per stage (column
@@ -49,7 +49,7 @@ Key = tuple[str, str, str]
 
 
 def quantize(name: str, captured: Captured, size: tuple[int, int, int]) -> float:
-    """Quantize with the default recipe, compare the engine with the reference, and return the least cosine to float.
+    """Quantize with the default recipe, compare the engine with the reference, and return the lowest cosine to float.
 
     Raises FqvitError if the model cannot be quantized or an output differs.
     """
@@ -92,7 +92,7 @@ def examine(library: str, name: str, stage: str, plan: models.Plan | None) -> Ro
             row["cosine"] = f"{quantize(name, captured, size):.4f}"
     except fqvit.FqvitError as error:
         row.update(result="refused", reason=str(error))
-    except Exception as error:  # the report must go on with the next model
+    except Exception as error:  # the run must continue with the next model
         row.update(result="error", reason=f"{type(error).__name__}: {error}".splitlines()[0])
     return row
 
@@ -113,7 +113,7 @@ def _work(pipe: Connection, library: str, name: str, stage: str, plan: models.Pl
 
 
 class Job:
-    """One model in a process of its own, so that its memory is returned."""
+    """One model in a process of its own, so that its memory is freed at the end."""
 
     def __init__(self, library: str, name: str, stage: str, plan: models.Plan | None) -> None:
         context = multiprocessing.get_context("fork")  # the parent has imported the libraries
@@ -231,7 +231,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--names", nargs="+", help="only these models")
     parser.add_argument("--stage", choices=["capture", "quantize", "whole"], default="capture")
     parser.add_argument("--redo", action="store_true", help="also run models that the CSV has already")
-    parser.add_argument("--failed", action="store_true", help="run again what failed")
+    parser.add_argument("--failed", action="store_true", help="also run models that failed again")
     parser.add_argument("--shallow", action="store_true", help="build all models with two blocks, or one or two per stage")
     parser.add_argument("--workers", type=int, default=1, help="models at a time")
     parser.add_argument("--timeout", type=float, default=900, help="seconds per model")

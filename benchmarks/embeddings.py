@@ -1,4 +1,4 @@
-"""Measure integer embeddings of DINOv2: cosine to float, nearest neighbours, patch tokens; beside other int8 runtimes.
+"""Measure integer embeddings of DINOv2: cosine to float, nearest neighbours, patch tokens; compare with other int8 runtimes.
 
     .venv/bin/pip install onnx onnxruntime openvino nncf        # only for the peers
     .venv/bin/python benchmarks/embeddings.py --data ../shared/data
@@ -217,7 +217,7 @@ def _float(task: Task, gallery: bool) -> dict[str, Floats]:
 
 
 def cosines(a: Floats, b: Floats) -> NDArray[np.float64]:
-    """Return the cosine of each vector of `a` to that of `b`, over the last axis."""
+    """Return the cosine of each vector of `a` and the corresponding vector of `b`, over the last axis."""
     return F.cosine_similarity(torch.from_numpy(a).double(), torch.from_numpy(b).double(), dim=-1).numpy()
 
 

@@ -1,7 +1,7 @@
 """Measure time and peak memory of `fqvit quantize` for large models with random weights.
 
 Each model is quantized by its own process, whose peak memory is the largest resident set, including Python, torch and the
-checkpoint. Calibration images are photographs of --data-root, or random images without it. Time depends on the number of
+checkpoint. Calibration images are photographs from --data-root, or random images without it. Time depends on the number of
 images; memory does not, because calibration keeps one batch and statistics of fixed size.
 
     .venv/bin/python benchmarks/quantize_memory.py --data-root DIR
@@ -54,7 +54,7 @@ def photographs(data: Path, folder: Path, count: int) -> Path:
 
 
 def peak_and_output(command: list[str]) -> tuple[float, str, float]:
-    """Run a command. Return its peak memory in GB, its output and its seconds."""
+    """Run a command. Return its peak memory in GB, its output and its time in seconds."""
     start = time.perf_counter()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdout=output)

@@ -22,10 +22,10 @@ public:
 
 void require_argument(bool condition, const std::string& problem);
 
-// Remembers the error of this thread; returns the status. Allocates nothing, so that it also works without memory.
+// Remembers the error of this thread; returns the status. Allocates nothing, so that it works when memory is exhausted.
 fqvit_status fail_with(fqvit_status status, const char* message) noexcept;
 
-// Calls the function and translates its exceptions: none crosses the boundary.
+// Calls the function and translates its exceptions: none reaches the caller of the C API.
 template <class Call>
 fqvit_status guarded(const Call& call) noexcept {
     try {

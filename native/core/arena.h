@@ -17,8 +17,8 @@ struct ArenaPlan {
     std::uint64_t bytes;                 // of the whole arena
 };
 
-// Greedy by size: places the largest buffer first, each at the lowest offset where it overlaps no buffer that is in use
-// at the same time. Offsets are multiples of 64 if all sizes are.
+// Greedy by size: places buffers from the largest to the smallest, each at the lowest offset where it overlaps no
+// buffer that is in use at the same time. Offsets are multiples of 64 if all sizes are.
 ArenaPlan plan_arena(const std::vector<Lifetime>& buffers);
 
 }  // namespace fqvit

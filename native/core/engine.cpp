@@ -70,7 +70,8 @@ bool is_packed(const OpFields& op) {
     return linear != nullptr && linear->packed();
 }
 
-// Checks that weights_of names an earlier Linear with its own weights, stored alike, for as many inputs.
+// Checks that weights_of names an earlier Linear with its own weights, stored in the same form, and for
+// the same number of inputs.
 // The inputs must be checked here: packed weights of K and of K + 1 inputs can have the same shape.
 void check_owner(const LinearFields& op, const Scope& scope,
                  const std::map<std::string, const LinearFields*>& earlier) {

@@ -16,7 +16,7 @@
 namespace fqvit {
 
 // Returns the instruction sets that this build contains and this CPU supports, fastest first:
-// avx512_vnni, avx_vnni, avx2, neon_dotprod, scalar.
+// avx512_vnni, avx_vnni, avx2, neon_i8mm, neon_dotprod, neon, scalar.
 std::vector<std::string> instruction_sets();
 
 struct OpTime {
@@ -46,7 +46,7 @@ struct EngineOptions {
 // engine unchanged.
 class Engine {
 public:
-    // Verifies the program completely, with the rules of Program.verify in src/fqvit/ir/program.py, and packs it.
+    // Verifies the program completely, by the same rules as Program.verify in src/fqvit/ir/program.py, and packs it.
     // Throws BadProgram if it does not verify ("<op>: <problem>") or needs more than max_run_bytes. The constants are
     // not read after the constructor returns.
     Engine(const Program& program, const EngineOptions& options);

@@ -36,7 +36,7 @@ public:
     void run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const override;
 
 private:
-    // attention_ with its pointers.
+    // Returns attention_ with its pointers filled in.
     Attention head() const;
     bool set_output(const Op& times_v, const Softmax& softmax);
     bool set_weights(const std::vector<std::int32_t>& weight);

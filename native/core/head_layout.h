@@ -13,7 +13,7 @@ namespace fqvit {
 struct HeadSizes {
     std::int64_t windows, heads, tokens, width;
 
-    // Of a shape [..., H, T, D].
+    // Returns the sizes of a shape [..., H, T, D].
     static HeadSizes of(const Shape& shape);
 };
 
@@ -22,7 +22,7 @@ struct HeadSizes {
 struct HeadLayout {
     std::int64_t offset, window, head, token;
 
-    // Of a buffer of shape [..., H, T, D].
+    // Returns the layout of a contiguous buffer of shape [..., H, T, D].
     static HeadLayout contiguous(const HeadSizes& sizes);
     // Returns where the elements of the permute's output lie in its input buffer; no value if strides cannot express
     // it.

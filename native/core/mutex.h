@@ -1,5 +1,5 @@
 // The mutex of the engine. WebAssembly modules are called by one thread at a time: the workers of a module with threads
-// only run chunks of the thread pool and never enter the interface.
+// only run chunks of the thread pool and never call the interface.
 #pragma once
 
 #include <mutex>

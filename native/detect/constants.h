@@ -24,13 +24,13 @@ constexpr std::int64_t MAX_ROI_SIDE = 64;  // cells per side of RoI features
 struct Ratio {
     std::int64_t mult = 0, shift = 1;
 
-    // |x| <= 2^31, the outputs of networks, so the product fits.
+    // x is an output of a network, |x| <= 2^31, so the product fits.
     std::int64_t apply(std::int64_t x) const { return requantize(x, mult, static_cast<int>(shift)); }
 };
 
 using DeltaRatios = std::array<Ratio, 4>;
 
-// Lengths are in 1/256 pixel, areas in its square.
+// Lengths are in 1/256 pixel, areas in the square of this unit.
 struct DetectorConstants {
     std::array<std::int64_t, 3> padding{};  // color of the padding on the right and at the bottom of images
     std::vector<std::int64_t> strides{};    // per level with proposals; trailing levels have no map for RoIAlign

@@ -1,5 +1,5 @@
-// Turns the outputs of networks into boxes: proposals, refinement from stage to stage, detections. The same as
-// src/fqvit/detect/fixed/proposals.py.
+// Turns the outputs of networks into boxes: proposals, refinement from stage to stage, detections. It computes
+// the same as src/fqvit/detect/fixed/proposals.py.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ using Shapes = std::map<std::string, Shape, std::less<>>;
 const std::string& first_input(const OpFields& op);
 
 // Returns the shape of the op's output. shapes: of the buffers that were written before. Throws BadProgram if an input
-// is missing; does not check otherwise that the shapes of inputs match.
+// is missing, but does not check that the shapes of the inputs match.
 Shape output_shape(const OpFields& op, const Shapes& shapes, const Constants& constants);
 
 }  // namespace fqvit

@@ -16,8 +16,8 @@
  * Detectors work in the same way, see fqvit_detector_load().
  *
  * **Errors.** Functions that can fail return a fqvit_status; 0 is success. After a failure, fqvit_last_error() returns
- * one line that names the problem and what to do. A function that fails changes nothing, and writes NULL to a handle
- * that it would have created.
+ * one line that names the problem and says what to do. A function that fails changes nothing, and writes NULL to a
+ * handle that it would have created.
  *
  * **Threads.** Functions may be called from any thread. Calls on the same handle run one after the other; use one
  * handle per thread to run in parallel. Only the free functions must not run at the same time as another call on the
@@ -82,8 +82,8 @@ FQVIT_API const char* fqvit_last_error(void);
 FQVIT_API const char* fqvit_instruction_set(size_t i);
 
 /**
- * How to load a file. Initialize with FQVIT_OPTIONS_INIT; members that are 0 have the default. An older library rejects
- * a member that it does not know, unless it is 0.
+ * How to load a file. Initialize with FQVIT_OPTIONS_INIT; members that are 0 select the default. An older library
+ * rejects a member that it does not know, unless it is 0.
  */
 typedef struct fqvit_options {
     size_t struct_size; /**< sizeof(fqvit_options) */
@@ -265,7 +265,7 @@ FQVIT_API fqvit_status fqvit_detections_get(const fqvit_detections* found, size_
 
 /**
  * Compute the mask of the i-th object: 1 for its pixels, else 0.
- * @param mask height * width bytes of the image
+ * @param mask height * width bytes, one per pixel of the image
  * @param size the size of `mask` in bytes
  */
 FQVIT_API fqvit_status fqvit_detections_mask(const fqvit_detections* found, size_t i, uint8_t* mask, size_t size);

@@ -64,7 +64,7 @@ void read_metadata(Json json, std::map<std::string, std::string, std::less<>>& o
 }
 
 // Checks that the tensors cover `size` bytes without gaps and overlaps, each with the bytes that its shape needs. The
-// sizes of tensors of other dtypes than integers are not checked.
+// sizes of tensors that do not hold integers are not checked.
 void check_layout(std::vector<Tensor>& tensors, std::uint64_t size) {
     std::sort(tensors.begin(), tensors.end(), [](const Tensor& a, const Tensor& b) { return a.offsets < b.offsets; });
     std::int64_t end = 0;
@@ -124,7 +124,7 @@ Container read_container(std::shared_ptr<Source> source) {
     } catch (const BadProgram&) {
         fail_container(*source);
     }
-    // Weights of a float model contain no JSON of a program, which the caller reports.
+    // Weights of a float model have no JSON of a program in their metadata; the caller reports this.
     if (!out.metadata.contains(PROGRAM_KEY) && !out.metadata.contains(DETECTOR_KEY)) return out;
     for (Tensor& tensor : tensors) {
         const std::optional<DType> dtype = integer_type(tensor.dtype);

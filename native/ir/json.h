@@ -15,7 +15,7 @@ constexpr std::int64_t MAX_INTEGER = std::int64_t{1} << 62;
 
 class JsonDocument;
 
-// One value of a document, which must outlive it. Cheap to copy.
+// One value of a document. The document must outlive it. Cheap to copy.
 class Json {
 public:
     enum Type : std::uint8_t { null, boolean, integer, big, number, text, array, object };

@@ -1,6 +1,6 @@
 // The ops of a program as they are stored: the fields of each op, with the names, types and defaults of the file.
-// src/fqvit/ir/ops.py, attention.py, elementwise.py and moves.py define their meaning. Nothing here is checked beyond
-// the types; the constructors in native/ops/ do that.
+// src/fqvit/ir/ops.py, attention.py, elementwise.py and moves.py define their meaning. Only the types are checked
+// here; the constructors in native/ops/ check everything else.
 #pragma once
 
 #include <array>
@@ -16,7 +16,8 @@ namespace fqvit {
 
 using OptionalName = std::optional<std::string>;  // of a constant
 
-// Zero points: one for all channels, one per group of channels of equal size, or the name of a u8 or u16 [C] constant.
+// Zero points: one for all channels, one per group of channels (groups have equal sizes), or the name of a u8 or u16
+// [C] constant.
 struct Zero {
     std::vector<std::int64_t> values{0};
     OptionalName constant{};

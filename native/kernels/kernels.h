@@ -22,10 +22,12 @@ struct Requantization {
     enum Form : std::uint8_t {
         ANY,        // use the parameters above
         HIGH_HALF,  // every shift is >= 32 and zero 2^shift < 2^60: the result is in the high half of the product
+        LIFTED,     // the same after multiplying accumulators by 2^lift, which fit in i32
     } form;
     const std::int32_t* vector_mult;
     const std::int64_t* vector_half;   // 2^(shift - 1) + zero 2^shift + bias mult; channels in order 0 2 4 6 1 3 5 7
     const std::int32_t* vector_shift;  // shift - 32
+    int lift;
 };
 
 // The second operand of a sum with an accumulator: (x - zero[c]) 2^alpha[c] mult[c].

@@ -94,8 +94,8 @@ public:
     }
 
 private:
-    // Finds the vector of 8 channels that contains the partners of each 8 channels. There is one if partners are
-    // neighbours, or if they are half a period apart.
+    // Finds, for each group of 8 channels, a vector of 8 channels that contains their partners. It exists if partners
+    // are neighbours, or if they are half a period apart.
     void find_vectors() {
         constexpr std::int64_t LANES = 8;
         rotation_.by_eights = rotation_.period % LANES == 0;
@@ -259,7 +259,7 @@ void Depthwise::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint
                 rows[k] =
                     from[k] < 0 ? fill_.data() : frame[inputs[0]] + static_cast<std::size_t>(from[k]) * fill_.size();
             }
-            rows[taps_] = rows[0];  // the second tap of the last pair if their number is odd; its weight is 0
+            rows[taps_] = rows[0];  // the second tap of the last pair if the number of taps is odd; its weight is 0
             kernels_->elementwise->depthwise(taps, rows, acc + i * channels_);
         }
         const int columns = static_cast<int>(channels_);

@@ -154,7 +154,7 @@ Linear::Linear(const LinearFields& fields, Scope& scope) : kernels_(scope.kernel
             epilogue_.kind = Epilogue::I32;
         }
         requantization_ = RequantizationConstants({mult.begin(), mult.end()}, {shift.begin(), shift.end()},
-                                                  std::move(zero), value.hi, bias_data);
+                                                  std::move(zero), value.hi, bias_data, std::max(hi, -lo));
     }
     epilogue_.wide = value.is_wide();
     bias_.assign(bias_data, bias_data + outputs_);

@@ -34,7 +34,7 @@ class FusedTables {
 public:
     // Makes `epilogue` look up its codes. Returns false if it does not compute codes.
     bool fuse(const Lookup& lookup, Epilogue& epilogue);
-    // Sorts the channels by table: new channel i is the old one order[i]. Returns an empty order if they are sorted.
+    // Sorts the channels by table: new channel i is the old one order[i]. Returns an empty order if they already are.
     std::vector<std::int32_t> sorting_order() const;
     void reorder(const std::vector<std::int32_t>& order);
     void view(Epilogue& epilogue) const { epilogue.tables = tables_.data(), epilogue.starts = starts_.data(); }

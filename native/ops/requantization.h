@@ -22,9 +22,11 @@ Vector reordered(const Vector& v, const std::vector<std::int32_t>& order) {
 class RequantizationConstants {
 public:
     RequantizationConstants() = default;
-    // bias: one value per channel, folded into vector_half; null if there is no bias.
+    // bias: one value per channel, folded into vector_half; null if there is no bias. bound: of |acc|, of |acc + bias|
+    // and of |bias|; if there is none, accumulators are not lifted.
     RequantizationConstants(std::vector<std::uint32_t> mult, std::vector<std::uint8_t> shift,
-                            std::vector<std::int32_t> zero, std::int64_t last, const std::int32_t* bias);
+                            std::vector<std::int32_t> zero, std::int64_t last, const std::int32_t* bias,
+                            std::int64_t bound = std::int64_t{1} << 31);
     // The constants of channels in another order: new channel i is the old one order[i].
     RequantizationConstants reordered(const std::vector<std::int32_t>& order, const std::int32_t* new_bias) const;
     Requantization view() const;
@@ -34,7 +36,8 @@ private:
     std::vector<std::uint32_t> mult_;
     std::vector<std::uint8_t> shift_;
     std::vector<std::int32_t> zero_;
-    std::int64_t last_ = 0;
+    std::int64_t last_ = 0, bound_ = 0;
+    int lift_ = 0;
     Requantization::Form form_ = Requantization::ANY;
     AlignedVector<std::int32_t> vector_mult_, vector_shift_;
     AlignedVector<std::int64_t> vector_half_;

@@ -1,6 +1,6 @@
 // Compares the epilogue and LayerNorm of every instruction set with the scalar ones: random parameters and shapes,
 // extreme values, every kind and type. Nothing outside the tile may change. Prints one line per instruction set and
-// exits with 1 if one differs.
+// exits with 1 if a result differs.
 //
 //   kernels_test [NAME]...      only these instruction sets; without arguments all that are available
 #include "kernels/kernels.h"
@@ -38,7 +38,7 @@ struct Tally {
     }
 };
 
-// A number with a random count of bits, or the largest one of that count.
+// A random number with a random number of bits, or the largest number with that many bits.
 std::int64_t random_bits(Random& random, int bits) {
     const auto n = static_cast<int>(random.within(0, bits));
     const std::int64_t most = (std::int64_t{1} << n) - 1;
@@ -110,7 +110,8 @@ void make_case(Random& random, EpilogueCase& made) {
     });
     const auto shifts = filled<std::uint8_t>(channels, [&] { return random.within(least_shift, most_shift); });
     auto zeros = filled<std::int32_t>(channels, [&] { return e.kind == Epilogue::I32 ? 0 : random.within(0, last); });
-    made.constants = RequantizationConstants(mults, shifts, zeros, last, adds ? nullptr : made.bias.data());
+    made.constants = RequantizationConstants(mults, shifts, zeros, last, adds ? nullptr : made.bias.data(),
+                                             std::int64_t{1} << (acc_bits + 1));
     e.requantization = made.constants.view();
 
     if (e.kind == Epilogue::LOOKUP) {

@@ -1,5 +1,5 @@
-// Replaces the parts of the C++ library that print to a terminal before they abort: a module has none, and without them
-// it imports no system calls and is smaller. An abort becomes a trap, which JavaScript sees as a
+// Replaces the parts of the C++ library that print to a terminal before they abort: a module has no terminal. Without
+// these parts, it imports no system calls and is smaller. An abort becomes a trap, which JavaScript sees as a
 // WebAssembly.RuntimeError.
 #include <cstdlib>
 

@@ -68,7 +68,7 @@ def text(program: Path, gallery: Path, tmp_path_factory: pytest.TempPathFactory)
     return path
 
 
-def test_search_finds_an_image_of_the_index_first(index: Path, program: Path, gallery: Path) -> None:
+def test_search_ranks_an_image_of_the_index_first(index: Path, program: Path, gallery: Path) -> None:
     image = sorted(gallery.glob("*/*.png"))[7]
     result = fqvit("search", index, image, "--model", program, "--top", 3, "--json").json
     (found,) = result["results"]
@@ -83,7 +83,7 @@ def test_search_prints_a_table(index: Path, program: Path, gallery: Path) -> Non
     assert done.code == 0 and "cosine" in done.out and "1.0000" in done.out
 
 
-def test_search_takes_the_vectors_of_another_file(index: Path) -> None:
+def test_search_accepts_a_file_of_embeddings_as_queries(index: Path) -> None:
     result = fqvit("search", index, "--queries", index, "--top", 1, "--json").json
     same = [row["neighbours"][0]["name"] == row["query"] for row in result["results"]]
     assert len(same) == 200 and sum(same) >= 195  # a few images have equal codes
@@ -128,7 +128,7 @@ def embedded_weights() -> Path:
     return Path(path_of("fmnist_vit"))
 
 
-def test_zero_shot_classes_are_those_of_the_nearest_text(program: Path, text: Path, queries: Path) -> None:
+def test_zero_shot_assigns_the_class_of_the_nearest_text(program: Path, text: Path, queries: Path) -> None:
     result = fqvit("eval", program, "--zero-shot", text, "--data", queries, "--json").json
     assert result["classes"] == 10 and result["top1"] > 70
     image = sorted(queries.glob("Sandal/*.png"))[0]
@@ -138,7 +138,7 @@ def test_zero_shot_classes_are_those_of_the_nearest_text(program: Path, text: Pa
     assert "cosine" in fqvit("classify", program, image, "--zero-shot", text).out
 
 
-def test_wrong_options_of_embeddings_are_rejected(
+def test_wrong_embedding_options_are_rejected(
     program: Path, classifier: Path, text: Path, gallery: Path, queries: Path, tmp_path: Path
 ) -> None:
     image = sorted(queries.glob("*/*.png"))[0]

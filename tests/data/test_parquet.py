@@ -142,7 +142,7 @@ def test_a_damaged_page_is_named(tmp_path: Path) -> None:
     assert "\n" not in str(error.value) and "x.parquet" in str(error.value)
 
 
-def test_memory_does_not_depend_on_the_row_group(tmp_path: Path) -> None:
+def test_memory_does_not_depend_on_the_size_of_row_groups(tmp_path: Path) -> None:
     noise = [np.random.default_rng(i).bytes(50_000) for i in range(600)]  # 30 MB, one row group of pages of 2 MB
     table = arrow.table({"image": noise})
     parquet.write_table(table, tmp_path / "x.parquet", row_group_size=1000, use_dictionary=False, write_batch_size=16)

@@ -1,4 +1,4 @@
-"""Hand-made annotation files: correct scores, and errors for files that need too much memory or give wrong scores."""
+"""Hand-made annotation files: correct scores, and errors for files that would need too much memory or give wrong scores."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def slow_iou(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     return float(width * height / union) if union > 0 else 0.0
 
 
-def test_pairwise_iou_equals_that_of_each_pair() -> None:
+def test_pairwise_iou_equals_the_iou_of_each_pair() -> None:
     a, b = some_boxes(7), some_boxes(5, seed=1)
     assert pairwise_iou(a, b) == pytest.approx(np.array([[slow_iou(x, y) for y in b] for x in a]))
 
@@ -91,7 +91,7 @@ def test_nms_equals_the_greedy_definition(count: int, iou: float) -> None:
     assert nms(boxes, scores, iou_above(iou)).tolist() == slow_suppress(boxes, scores, iou)
 
 
-def test_nms_equals_that_of_torchvision(torchvision_ops: ModuleType) -> None:
+def test_nms_matches_torchvision(torchvision_ops: ModuleType) -> None:
     import torch
 
     boxes, scores = some_boxes(400, side=250.0), np.random.default_rng(5).permutation(400) / 400

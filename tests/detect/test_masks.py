@@ -62,7 +62,7 @@ def test_long_runs_survive_encoding() -> None:
 
 
 @given(st.text(alphabet=[chr(i) for i in range(40, 120)], max_size=12))
-def test_damaged_runs_are_rejected_or_give_a_mask_of_the_size(counts: str) -> None:
+def test_damaged_runs_are_rejected_or_give_a_mask_of_the_given_size(counts: str) -> None:
     try:
         assert from_runs(Runs(size=[4, 5], counts=counts)).shape == (4, 5)
     except FqvitError as error:

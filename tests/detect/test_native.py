@@ -1,4 +1,4 @@
-"""The compiled detector is bit-identical to the reference: extreme images, any constants, instruction sets and threads.
+"""The compiled detector is bit-identical to the reference for extreme images, any constants, instruction sets and threads.
 
 See also: tests/golden (stored detections), test_integer.py (the same interface on both backends).
 """
@@ -98,7 +98,7 @@ def test_images_are_resized_bit_identically_to_the_reference(rule: ResizeRule) -
         assert_equal(fast.detect_image(image), slow.detect_image(image), f"{rule}: {height} x {width}")
 
 
-def test_no_detections_give_empty_results() -> None:
+def test_an_image_without_detections_gives_empty_results() -> None:
     program = golden("mask_rcnn_v1")
     image = program.prepare(Image.fromarray(noise(60, 60)))
     # No score is above 1, and offsets of 2^29 pixels leave no proposal inside the image.
@@ -176,7 +176,7 @@ def test_a_file_can_be_removed_after_loading(tmp_path: Path) -> None:
     assert detector.header == golden("cascade_v1").header and detector.classes == golden("cascade_v1").classes
 
 
-def test_other_files_are_rejected_in_one_line(tmp_path: Path) -> None:
+def test_wrong_files_and_empty_images_are_rejected_in_one_line(tmp_path: Path) -> None:
     classifier = GOLDEN.parent / "tiny_v1.fqvit"
     with pytest.raises(FqvitError, match=r"tiny_v1.fqvit: holds a classifier or .*, not a detector\. Use `fqvit eval`"):
         IntegerDetector(classifier)

@@ -215,7 +215,7 @@ def test_workers_on_one_machine_are_assigned_its_gpus_round_robin() -> None:
 # The tests below start real processes. Each needs seconds to import torch, so there are few of them.
 
 
-def test_torchrun_gives_the_fingerprint_of_a_single_process(tmp_path: Path) -> None:
+def test_torchrun_gives_the_same_fingerprint_as_a_single_process(tmp_path: Path) -> None:
     single = fqvit("quantize", "--recipe", "fq-vit", "--images", 100, "-o", tmp_path / "one.fqvit", "--json").json
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fqvit", "quantize"]
     words += ["--recipe", "fq-vit", "--images", "100", "-o", str(tmp_path / "two.fqvit"), "--json"]
@@ -234,7 +234,7 @@ def single_threaded() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def test_three_processes_give_the_top1_of_one_process_and_only_the_first_prints(tmp_path: Path) -> None:
+def test_three_processes_give_the_same_top1_as_one_process_and_only_the_first_prints(tmp_path: Path) -> None:
     program = tmp_path / "one.fqvit"
     fqvit("quantize", "--images", 64, "-o", program)
     words = ["eval", program, "--limit", "333", "--json"]

@@ -1,4 +1,4 @@
-"""Top-1 and top-5 accuracy: ranks, ties, batches, and images or scores that give no accuracy."""
+"""Top-1 and top-5 accuracy: ranks, ties, batches, and inputs for which accuracy is not defined."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_session_matches_the_reference_and_has_the_header_fields_of_the_progra
         session.run(images[:, :3])
 
 
-def test_export_reports_the_file_its_size_and_the_fingerprint(
+def test_export_reports_file_size_and_fingerprint(
     exported: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -107,7 +107,7 @@ def test_a_program_whose_output_is_its_input_is_exported(builder: Builder, tmp_p
     compare_backends(Program(header, {}), images, "pixels", builder, tmp_path)
 
 
-def test_outputs_without_a_name_are_called_by_their_kind_and_number() -> None:
+def test_repeated_output_names_are_numbered() -> None:
     assert unique_names(["tokens", "embedding", "tokens", "tokens"]) == ("tokens", "embedding", "tokens.2", "tokens.3")
     assert unique_names(["tokens", "tokens.2", "tokens"]) == ("tokens", "tokens.2", "tokens.3")
     assert unique_names(["tokens", "tokens", "tokens.2"]) == ("tokens", "tokens.3", "tokens.2")
@@ -292,7 +292,7 @@ def test_outputs_that_a_caller_does_not_need_may_be_null(builder: Builder, tmp_p
 
 
 def test_outputs_need_no_memory_of_their_own_in_the_arena(fmnist_vit: Program) -> None:
-    """The residual stream stays at one offset although every block's is an output: each is copied before it is overwritten."""
+    """The residual stream stays at one offset although each block outputs it: it is copied before it is overwritten."""
     blocks = [op.y for op in fmnist_vit.ops if op.y.endswith(".add2")]
     several = with_outputs(fmnist_vit, fmnist_vit.header.output, *(Output(y, "tokens", 0.5) for y in blocks))
     alone, planned = (plan(one, one.verify()) for one in (fmnist_vit, several))

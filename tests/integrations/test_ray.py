@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis  # noqa: F401  # else its plugin does so at the end, while threads of Ray compile too (CPython issue 106905)
+import hypothesis  # noqa: F401  # else its plugin imports it at the end, while threads of Ray compile (CPython issue 106905)
 import numpy as np
 import pytest
 
@@ -58,7 +58,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the parent of `tars` and of `one`, which a single process has embedded."""
+    """Return a folder with the shards (`tars`) and their embeddings by a single process (`one`)."""
     root = tmp_path_factory.mktemp("ray")
     for number in range(SHARDS):
         tar_of(root / "tars" / f"x-{number}.tar", range(number * ROWS, (number + 1) * ROWS))

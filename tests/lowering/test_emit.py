@@ -92,7 +92,7 @@ def test_weights_are_shared_with_an_earlier_op_only_if_all_parts_are_equal() -> 
     }
 
 
-def test_codes_of_an_accumulator_are_rejected() -> None:
+def test_an_accumulator_is_rejected_where_codes_are_expected() -> None:
     q = params([0.5], [3])
     assert LoweredValue("y", (4,), q).codes() is q
     with pytest.raises(FqvitError, match="^y: holds accumulators, expected codes"):

@@ -63,7 +63,7 @@ def logits_of(program: Program, path: Path) -> NDArray[Any]:
 
 
 @pytest.mark.parametrize("isa", _native.instruction_sets())
-def test_top_5_and_logits_are_those_of_python(command: Path, tmp_path: Path, isa: str) -> None:
+def test_top_5_and_logits_match_python(command: Path, tmp_path: Path, isa: str) -> None:
     program, file = embedded_program("fmnist_vit"), tmp_path / "fmnist.fqvit"
     program.save(file)
     paths = [save(tmp_path / name, 28 + 9 * i, 40 - 5 * i, i) for i, name in enumerate(("a.ppm", "b.pgm", "c.ppm", "d.pgm"))]

@@ -47,7 +47,7 @@ def image(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_page_lists_every_example() -> None:
+def test_the_readme_lists_every_example() -> None:
     page = (EXAMPLES / "README.md").read_text()
     assert all(f"[{path.name}]({path.name})" in page for path in EXAMPLES.iterdir() if path.name != "README.md")
 

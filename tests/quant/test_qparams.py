@@ -196,7 +196,7 @@ def test_levels_on_the_curve_fall_from_the_largest_to_0(bits: int, tokens: int) 
     np.testing.assert_allclose(np.array(levels) / levels[0], (u**2 + 4 * u**4) / 5, atol=0.51 / levels[0])
 
 
-def test_wide_codes_off_the_curve_are_evenly_spaced() -> None:
+def test_wide_codes_without_the_curve_are_evenly_spaced() -> None:
     assert relative(8, 257).levels == tuple(range(256)) and relative(5, 257).levels == tuple(range(32))
 
 

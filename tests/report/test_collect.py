@@ -38,7 +38,7 @@ def values(model: fqvit.FloatModel, images: np.ndarray) -> tuple[list[Node], dic
     return list(graph.nodes), kept
 
 
-def test_ranges_are_those_of_the_input_of_each_norm(model: fqvit.FloatModel) -> None:
+def test_ranges_are_measured_at_the_input_of_each_norm(model: fqvit.FloatModel) -> None:
     images = embedded.test_images()[0][:6]
     nodes, kept = values(model, images)
     ranges = NormRanges(trace(model.module))
@@ -69,7 +69,7 @@ def test_masked_positions_of_attention_are_not_counted(model: fqvit.FloatModel) 
     assert found.total == found.log2.sum() == found.fine.sum() == total
 
 
-def test_log2_codes_are_those_of_the_paper() -> None:
+def test_log2_codes_match_the_paper() -> None:
     p = torch.tensor([1.0, 0.5, 0.4, 1 / 3, 0.3, 1 / 16, 1 / 17, 2.0**-14, 2.0**-20, 0.0])
     found = count(p)
     # round(1 / p): 1, 2, 3 (2.5 rounds up), 3, 3, 16, 17, ...; 3 = 1.5 * 2 rounds up to code 2
@@ -101,7 +101,7 @@ def test_maps_of_a_vit_show_the_attention_of_the_class_token() -> None:
 
 @pytest.mark.parametrize("prefix", [0, 1, 2])
 def test_prefix_tokens_are_not_part_of_the_map(prefix: int) -> None:
-    """Without prefix tokens: attention that each patch receives, times 49; otherwise: attention of the first prefix token."""
+    """Without prefix tokens, the map is the attention that each patch receives, times 49; otherwise that of the first token."""
     config = dataclasses.replace(
         embedded.FMNIST_VIT_CONFIG, prefix=prefix, **({} if prefix else {"pool": "mean", "norm_first": True})
     )

@@ -57,7 +57,7 @@ def test_one_changed_token_changes_its_own_colour_only() -> None:
     assert differing == [[1, 2]] and found.cosines[1, 2] == pytest.approx(-1)
 
 
-def test_the_length_of_tokens_does_not_matter() -> None:
+def test_the_norms_of_token_vectors_do_not_affect_their_colours() -> None:
     tokens = RNG.normal(size=(16, 32))
     long = tokens * RNG.uniform(1, 100, (16, 1))
     layout = TokenLayout("norm", 0, (4, 4))
@@ -80,7 +80,7 @@ def test_tokens_with_fewer_than_three_components_have_colours(tokens: np.ndarray
         ("fmnist_swin", ("embedding",), None, 0, None),
     ],
 )
-def test_tokens_are_those_of_an_output_or_of_the_residual_stream(
+def test_tokens_come_from_an_output_or_from_the_residual_stream(
     name: str, outputs: tuple[str, ...], site: str | None, prefix: int, grid: tuple[int, int] | None
 ) -> None:
     model = fqvit.load_model(name)

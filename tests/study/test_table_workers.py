@@ -1,4 +1,4 @@
-"""`fqvit table` with several workers gives the rows of a single process, and resumes from the cache after a worker is lost."""
+"""`fqvit table` gives the same rows with several workers as in a single process, and resumes after a worker is lost."""
 
 from __future__ import annotations
 

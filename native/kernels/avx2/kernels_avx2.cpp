@@ -59,14 +59,16 @@ FQVIT_AVX2 void epilogue_requantize(const Epilogue& e, const Tile& tile, const s
     const __m256i mult = load(q.vector_mult + channel);
     const RequantizeHigh requantize_high = {mult, _mm256_srli_epi64(mult, 32), load(q.vector_half + channel),
                                             load(q.vector_half + channel + 4), load(q.vector_shift + channel)};
+    const __m128i lift = _mm_cvtsi32_si128(q.lift);
+    const auto lifted = [&](int row) FQVIT_AVX2 { return _mm256_sll_epi32(load(acc + row * tile.columns), lift); };
     const int rows = tile.rows;
-    const std::int64_t columns = tile.columns, stride = tile.stride;
+    const std::int64_t stride = tile.stride;
     std::int64_t at = tile.row * stride + channel;
     int r = 0;
     if (e.kind == Epilogue::CODES && !e.wide) {
         for (; r + 4 <= rows; r += 4, at += 4 * stride) {
             __m256i code[4];
-            for (int i = 0; i < 4; ++i) code[i] = requantize_high(load(acc + (r + i) * columns));
+            for (int i = 0; i < 4; ++i) code[i] = requantize_high(lifted(r + i));
             store_four_rows(code, q.last, static_cast<std::uint8_t*>(y) + at, stride);
         }
     }
@@ -78,8 +80,7 @@ FQVIT_AVX2 void epilogue_requantize(const Epilogue& e, const Tile& tile, const s
         for (; r < rows; r += MAX_ROWS, at += MAX_ROWS * stride) {
             const int count = rows - r < MAX_ROWS ? rows - r : MAX_ROWS;
             for (int i = 0; i < count; ++i) {
-                const __m256i code =
-                    _mm256_min_epi32(_mm256_max_epi32(requantize_high(load(acc + (r + i) * columns)), zero), last);
+                const __m256i code = _mm256_min_epi32(_mm256_max_epi32(requantize_high(lifted(r + i)), zero), last);
                 store(entry + i * LANES, _mm256_add_epi32(code, starts));
             }
             if (e.wide) {
@@ -93,7 +94,7 @@ FQVIT_AVX2 void epilogue_requantize(const Epilogue& e, const Tile& tile, const s
         return;
     }
     for (; r < rows; ++r, at += stride) {
-        const __m256i code = requantize_high(load(acc + r * columns));
+        const __m256i code = requantize_high(lifted(r));
         if (e.kind == Epilogue::I32) {
             store(static_cast<std::int32_t*>(y) + at, code);
         } else {
@@ -146,7 +147,7 @@ FQVIT_AVX2 void epilogue_add(const Epilogue& e, const Tile& tile, const std::int
 
 FQVIT_AVX2 void epilogue(const Epilogue& e, const Tile& tile, void* y) {
     const bool requantizes = (e.kind == Epilogue::CODES || e.kind == Epilogue::LOOKUP || e.kind == Epilogue::I32) &&
-                             e.requantization.form == Requantization::HIGH_HALF;
+                             e.requantization.form != Requantization::ANY;
     const bool adds = e.kind == Epilogue::ADD && (e.low_half || e.high_half);
     int c = 0;
     if (requantizes || adds) {

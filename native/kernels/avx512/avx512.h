@@ -1,6 +1,6 @@
 // Named operations on vectors of 512 bits. The kernels in this folder use only these, so that they can be compiled
 // twice: for AVX-512 (F, BW, VL, DQ, IFMA, VBMI and VNNI) and, with FQVIT_AVX512_SHIM, as plain C++ for tests on any
-// CPU (avx512_shim.h). Every operation that is added here is added there.
+// CPU (avx512_shim.h). Every operation that is added here must also be added there.
 //
 // A Vector has no element type: 64 x 8, 32 x 16, 16 x 32 or 8 x 64 bits. Bit i of a mask is element i. Only functions
 // with the target attribute are compiled for AVX-512, so that one build runs on every x86-64 CPU.
@@ -45,7 +45,7 @@ FQVIT_INLINE void store_i16(void* p, std::uint32_t mask, Vector v) { _mm512_mask
 FQVIT_INLINE Vector load_i32(const void* p, std::uint16_t mask) { return _mm512_maskz_loadu_epi32(mask, p); }
 FQVIT_INLINE void store_i32(void* p, std::uint16_t mask, Vector v) { _mm512_mask_storeu_epi32(p, mask, v); }
 FQVIT_INLINE Vector load_i64(const void* p, std::uint8_t mask) { return _mm512_maskz_loadu_epi64(mask, p); }
-// 16 bytes of the mask from each of four addresses, one per lane.
+// From each of four addresses, one per lane: those of the 16 bytes that are in the mask, 0 elsewhere.
 FQVIT_INLINE Vector load_lanes(const void* a, const void* b, const void* c, const void* d, std::uint16_t mask) {
     const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_maskz_loadu_epi8(mask, a)),
                                                 _mm_maskz_loadu_epi8(mask, b), 1);
@@ -135,8 +135,8 @@ FQVIT_INLINE Vector and_bits(Vector a, Vector b) { return _mm512_and_si512(a, b)
 FQVIT_INLINE Vector or_bits(Vector a, Vector b) { return _mm512_or_si512(a, b); }
 FQVIT_INLINE Vector xor_bits(Vector a, Vector b) { return _mm512_xor_si512(a, b); }
 
-// Shifts: by one number, or (shl_each_...) by one number per element. Numbers are at least 0 and less than the bits of
-// an element. sar: arithmetic, shr: logical.
+// Shifts: by one number, or (shl_each_...) by one number per element. Numbers are at least 0 and less than the number
+// of bits of an element. sar: arithmetic, shr: logical.
 FQVIT_INLINE Vector shl_i32(Vector a, unsigned n) { return _mm512_slli_epi32(a, n); }
 FQVIT_INLINE Vector shl_i64(Vector a, unsigned n) { return _mm512_slli_epi64(a, n); }
 FQVIT_INLINE Vector shr_i16(Vector a, unsigned n) { return _mm512_srli_epi16(a, n); }

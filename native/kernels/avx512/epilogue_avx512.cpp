@@ -39,7 +39,7 @@ FQVIT_INLINE Columns load_columns(const Requantization& q, std::int64_t channel,
 // the second row. This permutation of 16 x i32 brings them into the order of columns, row by row.
 alignas(64) constexpr std::int32_t BY_ROW[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
 
-// The lower 32 bytes to one row, the upper ones to the next if `both`.
+// Stores the lower 32 bytes to one row and, if `both`, the upper ones to the next.
 FQVIT_INLINE void store_rows(std::uint8_t* y, std::int64_t stride, std::uint32_t mask, bool both, Vector codes) {
     if (mask == first_32(COLUMNS)) {
         store_32_bytes(y, codes);

@@ -48,11 +48,11 @@ FQVIT_INLINE Columns<uint8x16_t> load(const std::uint8_t* p) {
     return {vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)};
 }
 
-// Compilers do not move loads across this. Otherwise they load all columns of a step first, which needs more registers
-// than there are.
+// Compilers do not move loads across this. Otherwise they would load all columns of a step first, which needs more
+// registers than there are.
 FQVIT_INLINE void keep_order() { asm volatile("" ::: "memory"); }
 
-// Adds quad q of row r to columns 0 to 7, or 8 to 15.
+// Add the products of quad q of row r and the weights to columns 0 to 7 (add_left) or 8 to 15 (add_right).
 template <int r, int q>
 FQVIT_INLINE void add_left(Columns<int32x4_t>& acc, const int8x16_t (&x)[3], int8x16_t w0, int8x16_t w1) {
     constexpr int place = ROWS * q + r;

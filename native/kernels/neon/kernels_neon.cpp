@@ -186,7 +186,7 @@ FQVIT_NEON_INLINE void load_residual(const void* x, std::int64_t at, int32x4_t (
 }
 
 // ADD on 8 channels: round_shift((acc + bias) mult + (x - x_zero) 2^alpha x_mult, shift) with sums of 64 bits.
-// Only if (x - x_zero) 2^alpha fits in i32 (Epilogue::low_half).
+// Requires that (x - x_zero) 2^alpha fits in i32 (Epilogue::low_half).
 template <Residual::Type type, bool wide>
 void add_residual(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel, void* y) {
     const Requantization& q = e.requantization;

@@ -74,7 +74,7 @@ FQVIT_NEON_INLINE uint8x16_t load_some(const std::uint8_t* p, std::int64_t count
     return vld1q_u8(copy);
 }
 
-// Looks up 16 bytes in a table of 64 `blocks` entries. tbl gives 0 and tbx keeps its operand for indices past 63.
+// Looks up 16 bytes in a table of 64 * blocks entries. tbl gives 0 and tbx keeps its operand for indices past 63.
 template <int blocks>
 struct ByteTable {
     uint8x16x4_t entries[blocks];

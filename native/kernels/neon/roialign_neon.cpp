@@ -1,7 +1,7 @@
 // RoIAlign with NEON, 16 codes at a time. kernels/roialign.h has the formula.
 //
-// Exact because the limits in core/roialign.h keep every sum below 2^31. The first pass multiplies codes by weights
-// without their zero point, modulo 2^32, and starts at 2^7 - zero (sum of weights).
+// Exact because the limits in core/roialign.h keep every sum below 2^31. The first pass does not
+// subtract the zero point from the codes: it adds modulo 2^32 and starts each sum at 2^7 - zero (sum of weights).
 #include "kernels/roialign.h"
 
 #if defined(__aarch64__) && defined(__GNUC__)

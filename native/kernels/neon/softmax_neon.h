@@ -14,7 +14,7 @@
 
 namespace fqvit::neon {
 
-// A row of scores. Tokens of other regions than that of the query are not attended.
+// A row of scores. Tokens whose region differs from that of the query are not attended.
 struct ScoreRow {
     const std::uint8_t* scores;  // [T rounded up to 16]
     std::int64_t tokens;
@@ -56,7 +56,7 @@ FQVIT_NEON_INLINE std::uint32_t sum_of_bytes(uint8x16_t v) { return vaddlvq_u8(v
 // Weights of one head by code: w + offset is in 0..65535 for every weight w, and is stored as two bytes.
 struct WeightBytes {
     std::int64_t offset;
-    // SIXTEEN: codes below 16, looked up in registers   SAME: every code is its own weight plus the offset
+    // SIXTEEN: codes below 16, looked up in registers   SAME: every weight plus the offset equals its code
     enum Form : std::uint8_t { SIXTEEN, SAME, ANY } form;
     std::uint8_t low[256] = {}, high[256] = {};  // by code
     std::int64_t masked;                         // weight of tokens that are not attended, plus the offset
@@ -76,7 +76,7 @@ struct WeightBytes {
 };
 
 // Stores the weights of a row, whose codes are looked up by distance, and returns their sum.
-// code_by_distance: 64 `blocks` bytes
+// code_by_distance: 64 * blocks bytes
 template <int blocks>
 std::int64_t look_up_weights(const ScoreRow& row, std::uint8_t top, const std::uint8_t* code_by_distance,
                              const WeightBytes& weights, std::uint8_t* low, std::uint8_t* high) {
@@ -112,7 +112,7 @@ std::int64_t look_up_weights(const ScoreRow& row, std::uint8_t top, const std::u
     return static_cast<std::int64_t>(vaddlvq_u32(low_sum) + 256 * vaddlvq_u32(high_sum));
 }
 
-// Returns the sum of table[distance] over the attended tokens. table: 64 `blocks` bytes
+// Returns the sum of table[distance] over the attended tokens. table: 64 * blocks bytes
 template <int blocks>
 std::int64_t look_up_sum(const ScoreRow& row, std::uint8_t top, const std::uint8_t* table) {
     const ByteTable<blocks> entries(table);

@@ -42,7 +42,7 @@ def open_labelled(
 
 
 def open_images(places: Sequence[Path], preprocess: Preprocess, workers: Workers = SINGLE_PROCESS) -> Source:
-    """Return the images of one folder, of tar or Parquet files, or of image files; they keep the order given."""
+    """Return the images of one folder, of tar or Parquet files, or of image files, which keep the given order."""
     if is_collection(places):
         return open_unlabelled(places[0], preprocess, workers)
     other = next((place for place in places if place.is_dir() or _is_archive(place)), None)
@@ -73,13 +73,13 @@ def archives(places: Sequence[Path]) -> list[Path]:
     for path in sorted(found):
         if stems.setdefault(path.stem, path) != path:
             raise FqvitError(
-                f"{path}: same name as {stems[path.stem]}, so their results would be one file. Rename one of them."
+                f"{path}: same name as {stems[path.stem]}, so both results would go to the same file. Rename one of them."
             )
     return sorted(found)
 
 
 def short_name(name: str, places: Sequence[Path]) -> str:
-    """Return an image's name relative to the named folder or to the folder of the named archive. Images keep their path."""
+    """Return an image's name relative to the named folder or the folder of the named archive. Named images keep their path."""
     if is_collection(places):
         root = places[0] if places[0].is_dir() else places[0].parent
         name = name.removeprefix(f"{root}{os.sep}") if str(root) != "." else name

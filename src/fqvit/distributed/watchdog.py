@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # All in seconds.
 HEARTBEAT = 0.5
-# A worker without a heartbeat for this long is lost. Long enough for a thread that a busy machine or a slow disk delays.
+# A worker without a heartbeat for this long is lost. A busy machine or a slow disk may delay heartbeats, but not as long.
 LOST_AFTER = float(os.environ.get("FQVIT_LOST_AFTER", "60"))
 SUSPECT_AFTER = 2.0  # replaces LOST_AFTER once a failure is known and only the lost worker must be found
 SEARCH = 5.0  # to find the lost worker; torchrun waits 30 between its SIGTERM and SIGKILL
@@ -197,7 +197,7 @@ class Watchdog:
         self._end(2)
 
     def _end_once(self) -> None:
-        """Let only the first thread that calls this end the process. Any other thread waits for that."""
+        """Let only the first thread that calls this end the process. Any other thread waits for the end."""
         if not self._ending.acquire(blocking=False):
             time.sleep(LOST_AFTER + SEARCH + REPORT)  # enough to find the lost worker and to print the message
             self._end(2)

@@ -25,7 +25,7 @@ Vectors = NDArray[np.floating[Any]]
 Integers = np.ndarray[Any, Any]
 
 COMPARED_KINDS = ("embedding", "pooled", "tokens", "map", SIGNS)
-TIE = 1e-6  # float cosines closer than this are equal: float32 vectors are not more precise
+TIE = 1e-6  # float cosines closer than this count as equal: float32 vectors are not more precise
 QUERIES = 256  # rows of the matrix of float cosines that are in memory at a time
 FEWEST = 3  # images for neighbours: with two, each is the neighbour of the other
 
@@ -67,7 +67,7 @@ class Neighbours:
 
 @dataclass
 class OutputVectors:
-    """One output of a program next to the float model's, accumulated from batches. Keeps vectors, but not tokens."""
+    """One output of a program and of the float model, accumulated from batches. Keeps vectors, but not tokens."""
 
     info: Info
     names: list[str] = field(default_factory=list)

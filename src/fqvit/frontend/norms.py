@@ -1,4 +1,4 @@
-"""Handlers of normalisations, also of those written as several ops: x / sqrt(mean(x^2) + eps), x / norm(x)."""
+"""Handlers of normalisations, including those written as several ops: x / sqrt(mean(x^2) + eps), x / norm(x)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ POPCOUNT = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 
 
 class Described(Protocol):
-    """The description of an output, of an engine or of an embedding file."""
+    """The description of one output of an engine or of an embedding file."""
 
     @property
     def name(self) -> str: ...
@@ -101,7 +101,7 @@ class Index:
 
 
 class BinaryIndex:
-    """Binary embeddings to search in: u8 [N, B], eight sign bits per byte. The score is that of vectors of +1 and -1."""
+    """Binary embeddings to search in: u8 [N, B], eight sign bits per byte. The score is the cosine of vectors of +1 and -1."""
 
     def __init__(self, signs: NDArray[np.uint8]) -> None:
         if signs.ndim != 2 or signs.dtype != np.uint8 or not signs.size:

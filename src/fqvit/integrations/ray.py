@@ -91,7 +91,7 @@ def embed_shards(
 ) -> FolderDone:
     """Embed tar or Parquet files, or a folder of images, into the folder `out`: one file per tar or Parquet file.
 
-    concurrency: number of actors   cpus: of each actor, the threads of its engine
+    concurrency: number of actors   cpus: CPUs of each actor, and threads of its engine
     Call it again after an interruption: files that are complete are kept.
     """
     ray = _ray()
@@ -145,7 +145,7 @@ class ShardEmbedder:
             done, error = FolderDone(names=[""]), ""
             try:
                 done = embed_piece(self.model, piece, self.out, self.wanted, self.kind, self.batch)
-            except FqvitError as mistake:  # as a value: Ray would end all tasks, and wrap it in pages of text
+            except FqvitError as mistake:  # returned, not raised: Ray would end all tasks and print pages of text
                 error = str(mistake)
             images, reasons = [image for image, _ in done.skipped], [reason for _, reason in done.skipped]
             values = (done.names[0], done.images, done.resumed, done.kept, images, reasons, error)

@@ -96,7 +96,7 @@ def _input(model: FloatModel, calibration: Calibration) -> CodeInput | None:
 def _outputs(
     graph: Graph, names: Sequence[str], calibration: Calibration, values: Mapping[str, LoweredValue], emitter: Emitter
 ) -> list[Output]:
-    """Describe the outputs of these names, in this order."""
+    """Describe the outputs with these names, in this order."""
     if calibration.outputs:
         requests = parse_outputs(calibration.outputs)
         return [_named_output(each, values[name], emitter) for each, name in zip(requests, graph.outputs, strict=True)]

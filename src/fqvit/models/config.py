@@ -187,7 +187,7 @@ class SwinV2Config:
     """Everything needed to build a SwinV2 (families/swinv2.py): cosine attention and residual post-norm.
 
     width: channels of the first stage, doubled at each further stage   depths, heads: one number per stage
-    windows: side of the window per stage, shrunk to the grid where that is smaller
+    windows: side of the window per stage, shrunk to the grid where the grid is smaller
     pretrained_windows: side of the window that the position MLP was trained with, per stage; 0: `windows`
     """
 

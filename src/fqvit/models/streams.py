@@ -128,7 +128,7 @@ class Streams:
         return next((name for name in outputs if name in self.nodes and len(self.shapes[name]) == 1), None)
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of the outputs that the model has, without layers."""
+        """Return the names of the outputs that the model has, without names of single layers such as tokens@9."""
         found = ["logits"] if self.classifier is not None else []
         found += ["embedding"] if self.embedding is not None else []
         if self.layers:

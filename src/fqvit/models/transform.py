@@ -25,7 +25,7 @@ class Transform:
     image: height and width of the model's input   crop: side of the crop divided by the resized side
     resize: resized short side in pixels, for inputs of size `image`; used if `crop` is None
     squash: resize to the proportions of the input without keeping those of the image
-    source: where it comes from, for messages
+    source: where these settings come from, for messages
     """
 
     image: tuple[int, int] | None = None

@@ -25,7 +25,7 @@ HALF = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True)
 class Row:
-    """One known model. `name` is that of timm; `aliases` are shorter names."""
+    """One known model. `name` is its name in timm; `aliases` are shorter names."""
 
     name: str
     config: ViTConfig | SwinConfig
@@ -88,17 +88,17 @@ ROWS: tuple[Row, ...] = (
 BY_NAME: dict[str, Row] = {name: row for row in ROWS for name in (row.name, *row.aliases)}
 
 
-# Names of a listed family and size with another patch or image size that timm does not have.
+# Names of a listed family and size, but with a patch or image size for which timm has no model.
 OTHER_SIZES = re.compile(r"(vit|deit)_([a-z]+)(_distilled)?_patch([1-9]\d?)_([1-9]\d{1,3})")
 
 
 def lookup(name: str) -> Row | None:
     """Return the row of a classifier that is built from leaf modules, or None if there is no such row.
 
-    It is a listed model, a model of timm, or a listed model with another patch or image size.
+    The name is that of a listed model, of a model of timm, or of a listed model with another patch or image size.
 
-    A tag after a dot selects the preprocessing (vit_tiny_patch16_224.augreg_in21k). Without one, rows of timm have that of
-    timm's default tag.
+    A tag after a dot selects the preprocessing (vit_tiny_patch16_224.augreg_in21k). Without a tag, models of timm have
+    the preprocessing of timm's default tag.
     """
     stem, tag = architectures.resolve(name)
     transform = architectures.transform(f"{stem}.{tag}" if tag else stem)
@@ -192,7 +192,7 @@ def find(name: str) -> Row:
         raise FqvitError(f"{name}: not a ViT, DeiT or Swin classifier, which this command needs. `fqvit models` lists them.")
     near = difflib.get_close_matches(name, (*BY_NAME, *architectures.names()), 3, 0.5)
     hint = f"Did you mean {' or '.join(near)}?" if near else "`fqvit models` lists the names."
-    raise FqvitError(f"{name}: not a name that fqvit knows. {hint} Models of other names load from a folder or as a module.")
+    raise FqvitError(f"{name}: not a name that fqvit knows. {hint} Models with other names load from a folder or as a module.")
 
 
 def likely(

@@ -2,7 +2,7 @@
 
 The result has one QParams per site, the named output of a leaf module (see models/graph.py). Batches have recipe.batch
 images, in the given order or shuffled with the seed recipe.shuffle. The result depends neither on how the images are cut into
-arrays nor on the number of workers. Memory holds the observers and one batch; shuffling an iterable holds all its uint8 images.
+arrays nor on the number of workers. Memory holds the observers and one batch; to shuffle an iterable, all uint8 images.
 See also: observers.py (statistics), plan.py (which sites to observe, and how), distribute.py (several workers).
 """
 
@@ -314,14 +314,14 @@ def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[
     return trimmed
 
 
-def gelu_cutoff(least: float) -> float:
-    """Return the largest x <= 0 with |gelu(t)| < least for all t < x."""
+def gelu_cutoff(threshold: float) -> float:
+    """Return the largest x <= 0 with |gelu(t)| < threshold for all t < x."""
     low, high = -40.0, -0.75  # |gelu| increases from x = -40 to its maximum over x < 0, which is near -0.75
-    if gelu(high) > -least:
+    if gelu(high) > -threshold:
         return 0.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if gelu(middle) > -least else (low, middle)
+        low, high = (middle, high) if gelu(middle) > -threshold else (low, middle)
     return low
 
 

@@ -23,12 +23,13 @@ from fqvit.quant.qparams import SCALE_GRID, QParams, affine, concatenate, symmet
 
 Floats = NDArray[np.float64]
 GELU_DEPTH = 0.17  # -min(gelu(x)), rounded up
-# The least scale of V's channels, as a share of the largest. The scales are folded into proj's weights, and smaller ones would
-# cost more dynamic range there than they are worth.
+# The smallest scale of V's channels, as a share of the largest. The scales are folded into proj's weights, and smaller ones
+# would cost more dynamic range there than they are worth.
 NARROWEST = 1 / 64
 # With fewer observed rows than this, the channels of a site share one range. The range of one channel over n rows leaves out
 # 2 / (n + 1) of all values on average. Sites with one row per image, such as the norm of the class token, are affected: with
-# the trained model `registers`, the cosine of the logits rises from 0.996 to 0.999 with 16 images; from 256 on both are equal.
+# the trained model `registers` and 16 images, sharing raises the cosine of the logits from 0.996 to 0.999; with 256 images or
+# more, it makes no difference.
 FEW_ROWS = 128
 
 
@@ -135,7 +136,7 @@ def affine_channels(low: Floats, high: Floats, bits: int) -> QParams:
 
 
 def _least(widths: Floats, share: float) -> float:
-    """Return the least width to use: a share of the widest. If all are 0, any positive width is exact: 1."""
+    """Return the smallest width to use: a share of the widest, or 1 if all are 0, because then any positive width is exact."""
     return share * float(widths.max()) or 1.0
 
 
@@ -153,7 +154,7 @@ def qkv(low: Floats, high: Floats, bits: int, middle: bool = False) -> QParams:
 
 
 def context(low: Floats, high: Floats, v: QParams, bits: int) -> QParams:
-    """Attention times V has the scales of V times one factor: the least for which no channel saturates."""
+    """Attention times V has the scales of V times one factor: the smallest for which no channel saturates."""
     if len(low) % len(v.scale):
         raise FqvitError(f"attention times V: {len(v.scale)} scales of V for {len(low)} channels, which is not supported.")
     middle = 2 ** (bits - 1)

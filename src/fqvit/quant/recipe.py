@@ -64,8 +64,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attention: Literal["log2", "log2-wide", "uniform", "relative"] = "log2"
     # Weights of relative codes: powers of two and some midpoints (evenly spaced above 4 bits), or spaced along a smooth curve.
     levels: Literal["powers", "curve"] = "powers"
-    # Keys as the model computes them, or minus one constant per channel, which changes no attention: the mean key of one image
-    # (centering.py), or the constants for which the largest scores of all rows are nearly equal (leveling.py).
+    # Keys as the model computes them, or minus one constant per channel, which does not change attention: the mean key of one
+    # image (centering.py), or the constants for which the largest scores of all rows are nearly equal (leveling.py).
     keys: Literal["plain", "centered", "leveled"] = "plain"
     # Scores: the range by `observer`, or only the part of it that attention depends on.
     scores: Literal["observed", "attended"] = "observed"
@@ -94,7 +94,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None  # seed for the order of calibration images; None: given order
     batch: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     sites: dict[str, SiteRule] = {}
-    # LayerNorm and Softmax in integers, or in float: then only inputs of matrix products are quantized, and only simulated.
+    # LayerNorm and Softmax in integers, or in float: then only the inputs of matrix products are quantized, and the recipe can
+    # only be simulated.
     nonlinear: Literal["integer", "float"] = "integer"
     # Scales from observed ranges, or searched for the best correlation with the float outputs (similarity.py).
     intervals: Literal["observed", "similarity"] = "observed"

@@ -302,7 +302,7 @@ def _cards(report: Report) -> list[Card]:
 
 
 def _embedding_cards(report: Report) -> list[Card]:
-    """Return the cards of the main output and of the first tokens; the table has all outputs."""
+    """Return the cards of the main output and of the first output of tokens; the table has all outputs."""
     quality = report.embeddings
     if quality is None:
         return []

@@ -1,7 +1,7 @@
 """Serve the web page on this machine: a few files from memory, to browsers on the same machine only.
 
-The headers isolate the page from other origins, so that browsers offer shared memory and precise clocks. Requests with the name
-of another host are rejected: a page of the internet whose name resolves to 127.0.0.1 cannot read the program.
+The headers isolate the page from other origins, so that browsers offer shared memory and precise clocks. Requests whose
+Host header names another host are rejected: a page on the internet whose name resolves to 127.0.0.1 cannot read the program.
 """
 
 from __future__ import annotations

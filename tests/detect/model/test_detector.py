@@ -38,7 +38,7 @@ def shake(module: torch.nn.Module) -> None:
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
 
 
-def test_convolutions_equal_those_of_torch() -> None:
+def test_convolutions_match_torch() -> None:
     x, conv, deconv = torch.randn(2, 5, 7, 4), Conv2d(4, 6, "inner"), Deconv(4, 3, "inner")
     shake(conv)
     shake(deconv)

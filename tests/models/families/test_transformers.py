@@ -1,4 +1,4 @@
-"""Checkpoints written by transformers load without it and give its outputs."""
+"""Checkpoints written by transformers load without that package and give the same outputs as its models."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize(("name", "config", "options"), MODELS, ids=lambda value: value if isinstance(value, str) else "")
-def test_folders_give_the_outputs_of_transformers(
+def test_folders_give_the_same_outputs_as_transformers(
     transformers: ModuleType, tmp_path: Path, name: str, config: str, options: dict[str, Any]
 ) -> None:
     oracle = built(transformers, name, config, options)
@@ -153,7 +153,7 @@ def test_mae_encoders_load_without_their_decoder(transformers: ModuleType, tmp_p
 
 
 @pytest.mark.parametrize("name", ["Dinov2", "Dinov2WithRegisters", "DINOv3ViT"])
-def test_images_have_the_size_of_the_preprocessor_where_the_library_resamples(
+def test_the_preprocessor_sets_the_image_size_of_models_that_resample_positions(
     transformers: ModuleType, tmp_path: Path, name: str
 ) -> None:
     options = {**SIZES, "image_size": 56} | ({"num_register_tokens": 4} if name == "DINOv3ViT" else {})

@@ -116,7 +116,7 @@ def test_search_ends_at_scales_that_cannot_be_improved_one_at_a_time(bits: int) 
     assert best >= slow(1.0, 1.0) - 1e-6
 
 
-def test_search_alternates_between_the_operands_from_factor_1() -> None:
+def test_search_alternates_between_the_operands_starting_at_factor_1() -> None:
     """Both factors start at 1. The first is chosen while the second is 1, then the second is chosen for the new first."""
     score = lambda a, b: -(a * b - 0.9).abs().flatten().double()  # noqa: E731
     one = Operand(torch.ones(1), 1.0, -1, 1)  # quantized with a factor f, its value is f

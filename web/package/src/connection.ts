@@ -1,4 +1,4 @@
-// The caller's end of a worker: numbers requests, limits their time, and ends the worker if it does not answer.
+// The caller's side of a worker: numbers requests, limits their time, and ends the worker if it does not answer.
 import { FqvitError } from "./errors.js";
 import type { Thread } from "./platform.js";
 import type { Reply, Request } from "./protocol.js";
@@ -28,7 +28,7 @@ export class Connection {
     return this.ended === null;
   }
 
-  /** Send a request. milliseconds: time limit from the moment when the worker begins with it   what: for the message */
+  /** Send a request. milliseconds: time limit from when the worker starts with it   what: for the message */
   ask<T>(request: Request, milliseconds: number, what: string, transfer: ArrayBuffer[] = []): Promise<T> {
     if (this.ended !== null) return Promise.reject(new FqvitError(this.ended));
     const id = this.next++;
@@ -52,7 +52,7 @@ export class Connection {
     this.waiting.clear();
   }
 
-  /** Send the oldest request: the worker has one at a time, so that its time limit does not include those before it. */
+  /** Send the oldest request: the worker gets one at a time, so that a time limit does not include earlier requests. */
   private start(): void {
     const [entry] = this.waiting.values();
     if (entry === undefined) return;

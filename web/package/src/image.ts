@@ -1,4 +1,4 @@
-// Checks of images and files that need no module.
+// Checks of images and files that do not need the WebAssembly module.
 import { FqvitError } from "./errors.js";
 import type { Image, Limits } from "./types.js";
 
@@ -27,7 +27,7 @@ export function checkedImage(image: Image, maxPixels: number): Image & { channel
   return { data, width, height, channels: channels as 1 | 3 | 4 };
 }
 
-/** Return what the metadata of a file says that it is, without loading it. The library checks everything else. */
+/** Return the kind of a file according to its metadata, without loading it. The library checks everything else. */
 export function kindOfFile(file: Uint8Array, name: string): "model" | "detector" {
   const wrong = new FqvitError(`${name}: not a .fqvit file. Choose a file that fqvit quantize wrote.`);
   if (file.length < 16) throw wrong;

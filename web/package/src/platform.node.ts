@@ -39,7 +39,7 @@ async function read(address: string | URL, name: string, maxBytes: number): Prom
   const path = url === null ? String(address) : fileURLToPath(url);
   try {
     checkFileSize((await stat(path)).size, name, maxBytes);
-    return new Uint8Array(await readFile(path)); // a copy of its own: the worker takes its memory over
+    return new Uint8Array(await readFile(path)); // a separate copy, because the worker takes over its memory
   } catch (error) {
     if (error instanceof FqvitError) throw error;
     throw new FqvitError(`${path}: cannot be read (${(error as NodeJS.ErrnoException).code ?? messageOf(error)}). Check the path.`);

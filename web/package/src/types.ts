@@ -51,7 +51,7 @@ export interface Description {
   readonly input: TensorDescription | null;
   /** the outputs of a model; empty for detectors */
   readonly outputs: readonly TensorDescription[];
-  /** how images are resized, for people */
+  /** how images are resized, as text for people */
   readonly preprocessing: string;
   /** bytes of the file */
   readonly fileBytes: number;

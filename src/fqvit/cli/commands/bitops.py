@@ -89,7 +89,7 @@ def run(name: str | None, bits: str | None, recipe: str | None, by_layer: bool, 
 
 
 def _layers(name: str) -> tuple[str, list[Layer]]:
-    """Return the full name of a model and its layers: of its config, or of its graph, captured with random weights."""
+    """Return the full name of a model and its layers, from its config or from its graph, captured with random weights."""
     row, known = zoo.lookup(name), architectures.lookup(name)
     if row is not None:
         return row.name, layers_of(row.config)

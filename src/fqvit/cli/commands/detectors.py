@@ -38,10 +38,10 @@ class LoadedDetector:
     classes: int
     detect: Callable[[Image.Image], ImageDetections]
 
-    def results(self, image: Image.Image, image_id: int, file_name: str, least: float = 0.0) -> list[NamedResult]:
-        """Detect objects in an image, and return those with a score of at least `least`."""
+    def results(self, image: Image.Image, image_id: int, file_name: str, min_score: float = 0.0) -> list[NamedResult]:
+        """Detect objects in an image, and return those with a score of at least `min_score`."""
         found = coco_results(self.detect(image), image_id, self.settings)
-        return named([result for result in found if result["score"] >= least], file_name, self.settings)
+        return named([result for result in found if result["score"] >= min_score], file_name, self.settings)
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class ImageResults:
 
 
 def detect_images(
-    detector: LoadedDetector, paths: Sequence[Path], least: float, unreadable: Unreadable
+    detector: LoadedDetector, paths: Sequence[Path], min_score: float, unreadable: Unreadable
 ) -> Iterator[ImageResults]:
-    """Yield, for each image, the results with a score of at least `least`. Unreadable images are added to `unreadable`."""
+    """Yield, for each image, the results with a score of at least `min_score`; add unreadable images to `unreadable`."""
     numbered = enumerate(zip(paths, image_ids(paths), strict=True))
     for index, (path, number) in track(numbered, len(paths), "detecting", "images"):
         try:
@@ -65,7 +65,7 @@ def detect_images(
         except UnreadableImage as error:
             unreadable.add(error)
             continue
-        yield ImageResults(index, path, image, detector.results(image, number, str(path), least))
+        yield ImageResults(index, path, image, detector.results(image, number, str(path), min_score))
 
 
 def check_score(score: float | None) -> float:

@@ -71,7 +71,7 @@ def _summary(program: Program, found: Inspection, file: Path) -> dict[str, Any]:
 
 
 def _output(program: Program, output: Output) -> dict[str, Any]:
-    """Describe one output for --json: as fqvit.Engine.outputs does."""
+    """Describe one output for --json, in the same way as fqvit.Engine.outputs."""
     value = program.verify().buffers[output.buffer]
     return {
         "name": output.label,

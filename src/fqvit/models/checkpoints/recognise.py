@@ -1,7 +1,7 @@
 """Find the family and the config of a checkpoint with timm's names, from its tensors and the settings that they do not show.
 
-Tensors show widths, depth, patch size, registers, norms, and the heads of a Swin. They do not show the heads of a ViT, the
-activation, the pooling and the order of norms: those come from Hints. A setting that remains undecided is an error.
+Tensors show widths, depth, patch size, registers, norms, and the heads of a Swin. They show neither the heads of a ViT
+nor the activation, the pooling or the order of norms: those come from Hints. A setting that remains undecided is an error.
 See also: hints.py, keymaps.py (the step before), resample.py (positions for other image sizes).
 """
 
@@ -161,7 +161,7 @@ def remedy(undecided: Sequence[str]) -> str:
 
 
 def infer(found: Canonical, hints: Hints, label: str) -> FamilyConfig:
-    """Return the config of a checkpoint; its image size is the one of the weights."""
+    """Return the config of a checkpoint; its image size is that of the weights."""
     reader = Reader(found, hints, label)
     family = family_of(found)
     config: FamilyConfig
@@ -184,7 +184,7 @@ def _vision(r: Reader) -> VisionConfig:
     hidden = r.shape("blocks.0.mlp.fc2.weight", 2)[1]
     qkv_bias, layer_scale = r.any(r"\.attn\.qkv\.bias$"), r.any(r"\.ls1\.gamma$")
     swiglu = is_packed_swiglu(r.tensors)
-    if not qkv_bias and not layer_scale:  # timm's vit_base_patch16_rpn_224 has these keys and another order of norms
+    if not qkv_bias and not layer_scale:  # timm's vit_base_patch16_rpn_224 has the same keys but another order of norms
         r.setting("qkv_bias", r.hints.qkv_bias, False)
     pool = _pool(r)
     outputs = r.outputs()
@@ -387,5 +387,6 @@ def _check_windows(c: SwinV2Config, label: str) -> None:
         if any(length % side for length in grid) or (side < window and grid[0] != grid[1]):
             shown = f"{grid[0]} x {grid[1]} tokens in windows of {window}"
             raise FqvitError(
-                f"{label}: stage {stage} has {shown}, expected a multiple. Choose another image size, or pass the module."
+                f"{label}: stage {stage} has {shown}, expected a multiple of the window. "
+                "Choose another image size, or pass the module."
             )

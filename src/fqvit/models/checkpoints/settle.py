@@ -163,7 +163,7 @@ def _check_decided(found: Canonical, hints: Hints, name: str | None, label: str)
     missing = [setting for setting in UNDECIDED if getattr(hints, setting) is None and setting not in shown]
     parts = structure_of(found)
     if not parts["qkv_bias"] and not parts["LayerScale"] and hints.qkv_bias is None:
-        missing.append("qkv_bias")  # timm's vit_base_patch16_rpn_224 has these keys and another order of norms
+        missing.append("qkv_bias")  # timm's vit_base_patch16_rpn_224 has the same keys but another order of norms
     if not missing:
         return
     problem = f"{label}: the weights do not show {listed(missing)}"

@@ -54,7 +54,7 @@ def rename(tensors: dict[str, Tensor], table: Table, dropped: str, label: str) -
 def join_qkv(found: Renamed, label: str) -> None:
     """Concatenate attn.{q,k,v}.x into attn.qkv.x, rows of q first.
 
-    If k has no bias, those of q and v become attn.q_bias and attn.v_bias.
+    If k has no bias, the biases of q and v become attn.q_bias and attn.v_bias.
     """
     for key in list(found.tensors):
         if not (match := re.fullmatch(r"(.+\.attn)\.q\.(weight|bias)", key)):
