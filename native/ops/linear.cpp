@@ -162,6 +162,7 @@ Linear::Linear(const LinearFields& fields, Scope& scope) : kernels_(scope.kernel
     const Gemm& gemm = *kernels_.gemm;
     tile_ = round_up(std::int64_t{gemm.rows} * gemm.columns, 16);  // every tile starts at a cache line
     row_blocks_ = (rows_ + gemm.rows - 1) / gemm.rows;
+    if (row_blocks_ >= 8) row_blocks_ += row_blocks_ % 2;  // two threads get the same number of blocks
     panels_ = (outputs_ + gemm.columns - 1) / gemm.columns;
     // With few rows (such as one class token), threads split the outputs instead of the rows.
     panel_groups_ = row_blocks_ >= 8 ? 1 : std::min<std::int64_t>(panels_, 8);
