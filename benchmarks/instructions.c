@@ -1,9 +1,9 @@
 /*
  * A QEMU plugin that counts how often each translated block of guest code runs, for benchmarks/instructions.py.
  *
- * Writes one line per block when the program ends: first address (hexadecimal), instructions, runs. Declares what it
- * needs of qemu-plugin.h itself, because Debian has no package with this header. -DAPI=2 builds it for QEMU 8.2 and
- * later.
+ * Writes one line per block when the program ends: first address (hexadecimal), instructions, runs. This file declares
+ * the functions of qemu-plugin.h that it uses, because Debian has no package with this header. -DAPI=2 builds it for
+ * QEMU 8.2 and later.
  */
 #include <inttypes.h>
 #include <stdint.h>

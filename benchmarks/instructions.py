@@ -26,7 +26,7 @@ import fqvit
 from fqvit.bench.measure import bench_images
 
 ROOT = Path(__file__).resolve().parent.parent
-# The first pattern that is found in the name of a function decides.
+# A function belongs to the first group whose pattern is found in its name.
 GROUPS = {
     "attention": r"ttention|oftmax|MatMul|WeightedSum|for_each_token|exponentials|multiply_row\(|look_up_(weights|sum)|Codes::",
     "products": r"multiply_tile|Packed\w*::multiply|pack_rows",

@@ -18,9 +18,9 @@ from fqvit.models.load import FloatModel
 from tests.factories import calibration_of
 
 SIZES: dict[str, Any] = {"image": (16, 16), "patch": 4, "channels": 3, "width": 24, "depth": 2, "heads": 3, "hidden": 48}
-# As DINOv2 with registers: no classifier.
+# Like DINOv2 with registers: no classifier.
 FEATURES = VisionConfig(**SIZES, outputs=0, registers=2, layer_scale=True)
-# As a classifier on CLIP: another norm, another activation.
+# Like a classifier on CLIP: an additional norm, another activation.
 CLASSIFIER = VisionConfig(**SIZES, outputs=5, norm_pre=True, activation="quick_gelu")
 SETTINGS = {"heads": 3, "pool": "token", "activation": "gelu"}
 
@@ -32,7 +32,7 @@ def state_of(config: VisionConfig) -> dict[str, Tensor]:
 
 
 class Hybrid(nn.Module):
-    """A convolution named `pixels`, as the input of a program is, a gated MLP with SiLU, mean pooling and a classifier."""
+    """A convolution named `pixels` like the input of a program, a gated MLP with SiLU, mean pooling and a classifier."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,7 +4,7 @@
  *   cc examples/c/similarity.c $(pkg-config --cflags --libs fqvit) -lm -o similarity
  *   ./similarity dinov2.fqvit one.ppm other.ppm
  *
- * The model is one that was quantized with `--output embedding`, alone or beside other outputs.
+ * The model must have been quantized with `--output embedding`, alone or with other outputs.
  */
 #include <fqvit.h>
 #include <math.h>

@@ -11,7 +11,7 @@
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
 #elif defined(__aarch64__) && defined(_WIN32)
-extern "C" __declspec(dllimport) int __stdcall IsProcessorFeaturePresent(unsigned long feature);  // of windows.h
+extern "C" __declspec(dllimport) int __stdcall IsProcessorFeaturePresent(unsigned long feature);  // from windows.h
 #endif
 
 namespace fqvit {

@@ -124,7 +124,7 @@ private:
         ops_[last] = std::move(fused);
     }
 
-    // An operand of attention: the buffer that holds it, and the output of the permute that fusion removes or -1.
+    // An operand of attention: the buffer that holds it, and the output of the permute that fusion removes; -1 if none.
     struct Heads {
         int buffer, split;
         HeadLayout layout;

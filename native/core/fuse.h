@@ -9,7 +9,7 @@
 
 namespace fqvit {
 
-// outputs: values that a run returns, so that fusion must not remove them.
+// outputs: values that a run returns, so fusion must not remove them.
 void fuse(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& outputs, const KernelSet& kernels,
           bool owns_weights);
 

@@ -23,7 +23,7 @@ std::optional<HeadLayout> regroup(const std::vector<Axis>& axes, std::int64_t of
     }
     const std::array<std::int64_t, 4> wanted = {sizes.windows, sizes.heads, sizes.tokens, sizes.width};
     std::array<std::int64_t, 4> strides{};
-    std::int64_t left = 1, stride = 0;  // of the merged axis that is being split: size that is left, stride
+    std::int64_t left = 1, stride = 0;  // remaining size and stride of the merged axis that is being split
     for (std::size_t i = wanted.size(); i-- > 0;) {
         if (wanted[i] == 1) continue;
         if (left == 1) {

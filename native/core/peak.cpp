@@ -36,7 +36,7 @@ Peak measure_peak(const std::string& instruction_set) {
     gemm.pack_rows(x.data(), inputs, gemm.rows, inputs, block.data());
     const std::int64_t macs = std::int64_t{gemm.rows} * gemm.columns * inputs;
     std::int64_t best = 0;   // products per second
-    std::int64_t calls = 1;  // per moment; doubled until they take long enough for the clock
+    std::int64_t calls = 1;  // per measurement; doubled until a measurement takes at least MOMENT
     for (const auto end = Clock::now() + TOTAL; best == 0 || Clock::now() < end;) {
         const auto start = Clock::now();
         for (std::int64_t i = 0; i < calls; ++i) weights->multiply(0, block.data(), gemm.rows, acc.data());

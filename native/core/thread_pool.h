@@ -116,7 +116,7 @@ private:
         std::atomic<bool> stopping{false};
         // The number of the job, modulo 2^32, and in the low half the number of its next chunk, or CLOSED. Threads take
         // a chunk by compare-and-swap after reading the fields below. If it succeeds, these are the fields of the same
-        // job: the caller closes the ticket before it changes them, and whoever reads a changed field also sees that.
+        // job: the caller closes the ticket before it changes them, and a reader of a changed field sees it closed.
         std::atomic<std::uint64_t> ticket{0};
         std::atomic<std::int64_t> items{0}, chunk{1}, done_items{0};
         std::atomic<const void*> task{nullptr};

@@ -25,9 +25,9 @@ struct DetectorOptions {
 
 // The detections of one image, best first.
 struct Detections {
-    ImageSize image;               // size of the original image
-    std::int64_t side, threshold;  // of masks: probabilities per side; smallest probability of a pixel, in 2^-30
-    std::vector<Box> boxes;        // in 1/256 pixel of the original image
+    ImageSize image;                           // size of the original image
+    std::int64_t side, threshold;              // masks: probabilities per side; minimum for a pixel, in 2^-30
+    std::vector<Box> boxes;                    // in 1/256 pixel of the original image
     std::vector<std::int64_t> scores, labels;  // in 2^-24; class indices from 0
     std::vector<std::int32_t> probabilities;   // [n, side, side] in 2^-15
 

@@ -29,7 +29,7 @@ ImageSize resized_size(ImageSize size, std::int64_t short_side, std::int64_t lon
 // Writes the image, resized to `size`, to out: u8 [size.height, size.width, 3] with `stride` bytes from row to row.
 void resize_image(const Image& image, ResizeRule rule, ImageSize size, std::uint8_t* out, std::int64_t stride);
 
-// Fills the right and the bottom of out, u8 [whole.height, whole.width, 3], around a `used` part with a color.
+// Fills out, u8 [whole.height, whole.width, 3], with a color to the right of its `used` part and below it.
 void pad_image(std::uint8_t* out, ImageSize used, ImageSize whole, const std::array<std::int64_t, 3>& color);
 
 }  // namespace fqvit

@@ -14,7 +14,7 @@ namespace fqvit {
 using Moves = std::map<std::string, Move, std::less<>>;  // by the buffer that the op writes
 
 // Returns the program for images of height x width. program: verified; it may lack the indices and regions, which are
-// replaced. If it has them and already is for this size, they must equal the new ones. The caller verifies the result.
+// replaced. If it has them and was built for this size, they must equal the new ones. The caller verifies the result.
 Program resized(const Program& program, const Moves& moves, std::int64_t height, std::int64_t width);
 
 // Returns the program without the constants that resized() replaces.

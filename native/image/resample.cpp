@@ -71,7 +71,7 @@ void resize_horizontally(const ImageView& image, const Axis& columns, std::uint8
     for (std::int64_t row = 0; row < image.height; ++row) resize(image.row(row), columns, y + row * y_stride);
 }
 
-// Computes `size` adjacent bytes of an output row. x: in the first row of the window.
+// Computes `size` adjacent bytes of an output row. x: the same bytes in the first input row of the window.
 void combine_rows(const std::uint8_t* x, std::int64_t stride, const std::int32_t* weights, std::int64_t count,
                   std::int64_t size, std::int32_t* sums, std::uint8_t* y) {
     std::fill_n(sums, size, HALF);

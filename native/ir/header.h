@@ -45,7 +45,7 @@ struct Output {
     Scale scale{};
     std::int64_t zero = 0;
     OptionalName alpha{};
-    std::string name{};  // what a user calls the output; empty if it is the kind
+    std::string name{};  // the name of the output; empty if it is named after its kind
 
     const char* kind_name() const { return Names<OutputKind>::names[static_cast<std::size_t>(kind)]; }
     std::string label() const { return name.empty() ? kind_name() : name; }

@@ -1,5 +1,6 @@
-// LayerNorm without exact quotients. Most codes y = (t g + b) >> shift do not depend on the last bits of t; where both
-// bounds of t g + b below give the same code, it is y. Kernels compute other rows again with exact quotients.
+// LayerNorm without exact quotients. Most codes y = (t g + b) >> shift do not depend on the last bits of t; if both
+// bounds of t g + b that are derived below give the same code, that code is y. Kernels recompute rows where the bounds
+// give different codes with exact quotients.
 //
 // With the names of Norm (kernels.h), n = C v - M1, d = isqrt(4^j D) and t = round(tau) with tau = 2^(24 + j) n / d.
 // Let n' = floor(n 2^(j - 6)), rho = floor(2^61 / d) or 2^31 - 1 if that is less, and T = floor(n' rho / 2^32). Then
@@ -35,7 +36,8 @@ public:
         int m = 0;
         while (m < 30 && most < LIMIT_G >> (m + 1) && largest < LIMIT_SUM >> (m + 1)) ++m;
         const int shift = norm.shift + m - 33;
-        // One code in 2^shift is doubtful. More than one row in 8 would take longer than exact quotients.
+        // The bounds give different codes for one code in 2^shift. If more than one row in 8 had to be recomputed,
+        // exact quotients for all rows would be faster.
         if (most >= LIMIT_G || largest >= LIMIT_SUM || shift < 0 || shift > 31) return;
         if (norm.channels > (std::int64_t{1} << shift) / 8) return;
         // Vectors of 16 channels also read the next element of g.

@@ -1,5 +1,5 @@
 // Compares fused attention with plain loops: every kind of softmax, odd sizes, extreme codes and zero points, with and
-// without bias and regions. Prints one line per instruction set and exits with 1 if one differs.
+// without bias and regions. Prints one line per instruction set and exits with 1 if any case differs.
 //
 //   attention_test [NAME]...      only these instruction sets; without arguments all that are available
 #include <algorithm>
@@ -133,8 +133,8 @@ void prepare(Case& c) {
     head.bytes = &c.bytes;
 }
 
-// Computes the scores of all rows, the codes of the softmax, then the output. Empty if a sum does not fit in i32, which
-// the ops exclude.
+// Computes the scores of all rows, the codes of the softmax, then the output. Returns an empty vector if a sum does not
+// fit in i32, which the checks of the ops rule out.
 std::vector<std::uint8_t> expected(const Case& c) {
     const Attention& head = c.head;
     const auto at = [](const std::vector<std::uint8_t>& x, std::int64_t i) {

@@ -328,7 +328,7 @@ static void check_threads(const struct golden* g) {
     }
     for (int i = 0; i < 3; ++i) pthread_join(threads[i], NULL);
     CHECK(jobs[0].wrong == 0 && jobs[1].wrong == 0 && jobs[2].wrong == 0);
-    CHECK(strstr(fqvit_last_error(), "absent") != NULL); /* the errors of the other threads are theirs */
+    CHECK(strstr(fqvit_last_error(), "absent") != NULL); /* other threads do not change the error of this one */
     fqvit_model_free(shared);
     fqvit_model_free(own);
 }

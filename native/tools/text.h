@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-/* Returns the arguments of main() in UTF-8, which stay allocated until the end of the process; NULL without memory. */
+/* Returns the arguments of main() in UTF-8, allocated until the end of the process; NULL if there is no memory. */
 char** utf8_arguments(int count, char** arguments);
 
 /* fopen() for a path in UTF-8. */

@@ -11,7 +11,7 @@ from fqvit.bench import peers
 from fqvit.errors import FqvitError
 
 
-def test_libraries_are_parsed_once_each_and_in_order() -> None:
+def test_repeated_libraries_are_parsed_once_and_order_is_kept() -> None:
     assert peers.parse("openvino, torch,openvino") == ("openvino", "torch")
     assert peers.parse("none") == ()
 

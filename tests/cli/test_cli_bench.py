@@ -45,7 +45,7 @@ def test_every_combination_of_threads_and_batch_is_measured(program: Path) -> No
     assert all(len(s["results"]) == 1 and s["results"][0]["ratio"] == 1.0 for s in result["settings"])
 
 
-def test_bench_without_other_runtimes_lists_ops(program: Path) -> None:
+def test_bench_with_the_option_ops_lists_every_op(program: Path) -> None:
     done = fqvit("bench", program, "--against", "none", "--rounds", 1, "--ops")
     assert done.code == 0, done.err
     assert "1 thread, batch 1" in done.out and "GMAC/s" in done.out and "layernorm" in done.out

@@ -63,7 +63,7 @@ def test_check_accepts_an_embedded_name_and_rejects_an_empty_folder(weights: Pat
     assert_rejected(fqvit("check", tmp_path / "empty"), "empty")
 
 
-def test_check_rejects_unsupported_models_in_one_line(weights: Path) -> None:
+def test_check_reports_errors_in_one_line(weights: Path) -> None:
     assert_rejected(fqvit("check", weights), "do not show heads, pool and activation", "--heads, --pool and --activation")
     assert_rejected(fqvit("check", "./nowhere.pth"), "no such file or folder", "hf:ORG/NAME")
     assert_rejected(fqvit("check", "some/model"), "no such file or folder", "hf:ORG/NAME")

@@ -155,7 +155,7 @@ def test_workers_read_a_share_of_the_headers_and_all_get_the_whole_index(tmp_pat
             assert each.labels == single.labels and each.paths == single.paths
 
 
-def test_workers_with_different_shards_are_named(tmp_path: Path) -> None:
+def test_the_error_for_different_shards_names_the_worker(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from tests.distributed.together import together
 

@@ -86,7 +86,7 @@ def test_the_resize_rule_survives_saving(tmp_path: Path) -> None:
     assert len({one.fingerprint() for one in saved}) == len(rules) == 2
 
 
-def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_saving_a_loaded_detector_again_gives_the_same_bytes(tmp_path: Path) -> None:
     program("mask r-cnn").save(tmp_path / "a.fqvit")
     DetectorProgram.load(tmp_path / "a.fqvit").save(tmp_path / "b.fqvit")
     assert (tmp_path / "a.fqvit").read_bytes() == (tmp_path / "b.fqvit").read_bytes()

@@ -55,7 +55,7 @@ def test_masks_of_extreme_boxes_equal_float_masks() -> None:
         assert_equal_away_from_threshold(np.array(box, np.int64), 0.5, random_probabilities(1))
 
 
-def test_probability_one_fills_the_box_and_zero_nothing() -> None:
+def test_probability_one_fills_the_box_and_probability_zero_fills_nothing() -> None:
     box = np.array([4 * 256, 3 * 256, 20 * 256, 10 * 256], np.int64)
     ones = np.full((28, 28), 2**15, np.int32)
     mask = paste(ones, box, HEIGHT, WIDTH, 2**29)

@@ -130,7 +130,7 @@ def test_results_for_file_names_that_are_not_utf8_can_be_read(tmp_path: Path) ->
     try:
         shutil.copy("val/000001.jpg", name)
     except OSError:
-        pytest.skip("file names are UTF-8 here")
+        pytest.skip("this file system accepts only UTF-8 names")
     for words in ((name,), (tmp_path,)):
         done = fqvit("detect", "predict", "shapes.fqvit", *words, "-o", tmp_path / "r.json")
         assert done.code == 0, done.err

@@ -53,7 +53,7 @@ def test_only_moves_and_regions_depend_on_the_image_size() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_resized_programs_run_on_engine_and_reference(size: tuple[int, int]) -> None:
+def test_engine_and_reference_give_the_same_bits_for_resized_programs(size: tuple[int, int]) -> None:
     program = lowered("mask r-cnn", "fqvit").pyramid(*size)
     pixels = np.random.default_rng(0).integers(0, 256, (1, *size, 3)).astype(np.uint8)
     for output, a, b in zip(
@@ -122,7 +122,7 @@ def test_invalid_moves_are_rejected(move: Move | None) -> None:
             resized(changed, 96, 160)
 
 
-def test_graphs_of_all_sizes_have_the_same_sites() -> None:
+def test_graphs_of_different_sizes_have_the_same_node_names() -> None:
     detector = detector_of("mask r-cnn")
     names = [[n.name for n in trace(pyramid_model(detector, *size).module).nodes] for size in ((32, 32), (64, 160))]
     assert names[0] == names[1]

@@ -58,7 +58,7 @@ def test_a_program_contains_no_floats(made: Any, tmp_path: Path) -> None:
     assert inspect(made.program, path).floats == 0
 
 
-def test_tightest_returns_the_least_headroom_of_every_kind(made: Any, tmp_path: Path) -> None:
+def test_tightest_returns_the_proof_with_the_least_headroom_of_every_kind(made: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.fqvit"
     made.program.save(path)
     found = inspect(made.program, path)
@@ -68,7 +68,7 @@ def test_tightest_returns_the_least_headroom_of_every_kind(made: Any, tmp_path: 
         assert row.headroom == min(p.headroom for p in found.proofs if (p.op, p.what) == (row.op, row.what))
 
 
-def test_packed_weights_count_half_a_byte_each(grouped: Any, tmp_path: Path) -> None:
+def test_packed_4_bit_weights_count_half_a_byte_each(grouped: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.fqvit"
     grouped.program.save(path)
     found = inspect(grouped.program, path)
@@ -92,7 +92,7 @@ def test_packed_weights_count_half_a_byte_each(grouped: Any, tmp_path: Path) -> 
     assert f"{found.packed:,} bytes of packed weights" in text and f"{found.bits_per_weight:.2f} bits per weight" in text
 
 
-def test_weights_without_groups_have_8_bits(made: Any, tmp_path: Path) -> None:
+def test_8_bit_weights_without_groups_are_not_packed(made: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.fqvit"
     made.program.save(path)
     found = inspect(made.program, path)

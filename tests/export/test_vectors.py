@@ -77,7 +77,7 @@ def test_the_test_picture_has_fixed_pixels() -> None:
     assert len(np.unique(picture)) > 60
 
 
-def test_an_image_file_gets_the_preprocessing_of_the_program(tmp_path: Path) -> None:
+def test_an_image_file_is_preprocessed_as_the_program_specifies(tmp_path: Path) -> None:
     model, _, program, _ = lowered("vit", "fqvit")
     Image.fromarray(np.arange(40 * 30 * 3, dtype=np.uint8).reshape(40, 30, 3)).save(tmp_path / "cat.png")
     vectors.export(program, tmp_path / "v", tmp_path / "cat.png")
@@ -117,7 +117,7 @@ def test_the_current_folder_and_its_parents_are_not_replaced(tmp_path: Path, mon
 @pytest.mark.parametrize(
     "manifest", ['{"format": "mine 1", "files": []}', '{"format": 1}', "[]", '{"format": "fqvit 1", "files": [[]]}']
 )
-def test_a_folder_with_a_foreign_manifest_is_not_an_export(manifest: str, tmp_path: Path) -> None:
+def test_a_folder_with_a_foreign_manifest_is_rejected(manifest: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(manifest)
     with pytest.raises(FqvitError, match="not an export of fqvit"):
         check_free(tmp_path)

@@ -43,7 +43,7 @@ def test_fused_attention_reads_one_linear_layer() -> None:
     assert kinds(captured(attention())) == FUSED
 
 
-def test_explicit_attention_is_the_same_as_fused_attention() -> None:
+def test_explicit_attention_is_captured_like_fused_attention() -> None:
     assert kinds(captured(attention(explicit=True))) == FUSED
 
 

@@ -22,7 +22,7 @@ from tests.factories import calibration_of, images_for
 from tests.frontend.parity import SIZE, Tokens, captured, randomised
 
 
-def test_all_outputs_are_returned_in_order_and_integers_are_dropped() -> None:
+def test_all_float_outputs_are_returned_in_order_and_integer_outputs_are_dropped() -> None:
     model = Tokens(lambda x: {"tokens": F.gelu(x), "count": torch.tensor(3), "none": None, "pooled": [x.mean(1), x.amax(1)]})
     graph = capture(randomised(model), SIZE).graph
     images = torch.randn(2, *SIZE)
@@ -41,7 +41,7 @@ def test_a_graph_captured_with_one_image_runs_batches() -> None:
 
 
 def test_parity_compares_the_graph_with_the_module_itself() -> None:
-    """Plain layers compute the same ops in the same order, so that parity may be exactly 0, as for Swin."""
+    """Plain layers compute the same ops in the same order, so the difference may be exactly 0, as for Swin."""
     module = randomised(Tokens(lambda x: x.mean(1), head=nn.Linear(8, 4)))
     module.body = lambda x, layers: layers["head"](x.mean(1))  # type: ignore[assignment]
     graph = capture(module, SIZE)
@@ -52,7 +52,7 @@ def test_parity_compares_the_graph_with_the_module_itself() -> None:
 
 
 class TwoHeads(nn.Module):
-    """The mean of two classifiers and both of them, as in DeiT with its teacher's head, and the tokens; no MLP."""
+    """Return the mean of two classifiers, each of the two (as in a distilled DeiT), and the tokens. There is no MLP."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,12 +65,12 @@ class TwoHeads(nn.Module):
         return (first + second) / 2, first, second, tokens
 
 
-def test_a_program_has_the_outputs_of_the_module_in_its_order() -> None:
+def test_a_program_has_the_same_outputs_as_the_module_in_the_same_order() -> None:
     torch.manual_seed(0)
     module = TwoHeads().eval()
     model = load_model(module, 16)
     program = lower(model, calibration_of(model, "fqvit", count=4))
-    images = images_for(model.preprocess, 4, 7)  # those of the calibration: no value is clipped
+    images = images_for(model.preprocess, 4, 7)  # the calibration images, so that no value is clipped
     have = Engine(program, 1).run_all(images)
     with torch.no_grad():
         wanted = module(normalise(images, model.preprocess))
@@ -99,7 +99,7 @@ def test_the_weights_of_a_checkpoint_are_in_memory_once() -> None:
     assert sum(size for size, is_shared in sizes if is_shared) > 0.9 * sum(size for size, _ in sizes)
 
 
-def test_a_live_module_keeps_its_weights_for_itself() -> None:
+def test_the_weights_of_a_live_module_are_copied_not_shared() -> None:
     model = captured_model("hybrid")
     assert model.original is not None
     shared = {weight.data_ptr() for weight in model.original.parameters()}

@@ -45,7 +45,7 @@ def test_a_view_is_whole_if_every_element_occurs_once() -> None:
     assert not View(view.steps, torch.full((4, 6), -1)).is_whole()
 
 
-def test_identity_survives_a_larger_shared_buffer() -> None:
+def test_a_view_stays_the_identity_when_the_shared_buffer_of_positions_grows() -> None:
     forget_positions()
     small = step(2, 3).view()
     positions(10_000)
@@ -58,7 +58,7 @@ def test_the_inverse_finds_every_element() -> None:
     assert torch.equal(flat[view.inverse()], torch.arange(15))
 
 
-def test_concatenated_views_number_their_steps_once() -> None:
+def test_concatenated_views_list_each_step_once() -> None:
     a, b = step(2, 4), step(3, 4)
     view = concatenate([a.view(), b.view(), a.view(), constant(torch.ones(1, 4))], 0)
     assert view.steps == (a, b)

@@ -84,13 +84,13 @@ def test_a_group_norm_of_rearranged_maps_is_captured() -> None:
     tokens(lambda x: F.group_norm(F.gelu(x).transpose(1, 2).reshape(-1, 8, 4, 4).flip(2), 1, torch.arange(8.0)))
 
 
-def test_batch_norm_is_folded_into_the_convolution_before() -> None:
+def test_batch_norm_is_folded_into_the_preceding_convolution() -> None:
     model = Maps(lambda x: x, conv=nn.Conv2d(8, 6, 3, padding=1), norm=nn.BatchNorm2d(6))
     model.body = lambda x, layers: F.relu(layers["norm"](layers["conv"](x)))
     assert "Depthwise" not in kinds(captured(model))
 
 
-def test_batch_norm_is_folded_into_the_layer_after() -> None:
+def test_batch_norm_is_folded_into_the_following_layer() -> None:
     model = Maps(lambda x: x, norm=nn.BatchNorm2d(8), conv=nn.Conv2d(8, 6, 1))
     model.body = lambda x, layers: layers["conv"](layers["norm"](F.gelu(x)))
     assert kinds(captured(model)) == ["Patches", "Gelu", "Linear", "Route"]

@@ -124,12 +124,12 @@ def test_sign_bits_decode_to_minus_one_and_one() -> None:
     np.testing.assert_array_equal(found.float(), [[1, -1, 1, -1, -1, -1, -1, -1]])
 
 
-def test_an_unknown_output_is_named() -> None:
+def test_the_error_for_an_unknown_output_names_it() -> None:
     with pytest.raises(FqvitError, match="no output 'mean', expected one of embedding, logits"):
         some(1, EMBEDDING, LOGITS).codes("mean")
 
 
-def test_embeddings_of_another_program_are_not_comparable() -> None:
+def test_comparing_embeddings_of_different_programs_is_rejected() -> None:
     ours = some(1, EMBEDDING)
     ours.check_same_program(some(2, EMBEDDING), "index.npy")
     other = Embeddings(["a"], ours.vectors, ours.info, "deit", "f" * 64)
@@ -158,7 +158,7 @@ def test_an_existing_file_survives_a_failed_write(tmp_path: Path, suffix: str, m
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_missing_file_and_an_unknown_suffix_are_named(tmp_path: Path, suffix: str) -> None:
+def test_errors_name_a_missing_file_and_a_file_with_an_unknown_suffix(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(FqvitError, match="no such file"):
         read(tmp_path / f"out{suffix}")
     with pytest.raises(FqvitError, match=r"out.csv: unknown kind of embedding file, expected a name ending in .npy"):

@@ -67,7 +67,7 @@ def test_text_and_image_embeddings_must_have_the_same_length(tmp_path: Path) -> 
         ({"embeddings": VALUES, "names": NAMES.astype(object)}, "cannot be read"),
     ],
 )
-def test_wrong_files_are_named(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
+def test_files_with_invalid_arrays_are_named_in_the_error(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
     path = saved(tmp_path, **arrays)
     with pytest.raises(FqvitError) as error:
         read_text(path)

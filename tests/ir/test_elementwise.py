@@ -96,7 +96,12 @@ REJECTED: dict[str, tuple[Any, dict[str, Value], Arrays, str]] = {
     "a gate with more axes": (MULTIPLY, GATE | {"b": u8(2, 4, 6)}, {}, "expected .4, 6. or its last axes"),
     "a gate of accumulators": (MULTIPLY, GATE | {"b": Value("i32", (4, 6), 0, 9)}, {}, "'b' is i32"),
     "a gate that is a constant": (MULTIPLY, {"a": u8(4, 6)}, {"b": np.zeros(6, np.uint8)}, "reads 'b' before"),
-    "a period that does not divide": (ROTARY, {"x": u8(4, 8)}, TABLE, "table of 3 columns does not divide 8 channels"),
+    "a period that does not divide the channels": (
+        ROTARY,
+        {"x": u8(4, 8)},
+        TABLE,
+        "table of 3 columns does not divide 8 channels",
+    ),
     "rotation of vectors": (ROTARY, {"x": u8(6)}, TABLE, "expected 2 axes or more"),
     "a table for a different number of tokens": (ROTARY, {"x": u8(5, 6)}, TABLE, "constant 'y.table' has shape"),
     "a partner past the last channel": (

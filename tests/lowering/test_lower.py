@@ -52,8 +52,8 @@ def agreement(model: FloatModel, recipe: Recipe) -> float:
 def test_every_bit_width_lowers_and_agrees_with_its_simulation(kind: str, bits: str, recipe: str) -> None:
     model = float_model(kind)
     # A value between two codes may round either way, and with few bits one code is a large part of the range.
-    least = 0.6 if "2/2" in bits else 0.95
-    assert agreement(model, with_bits(RECIPES[recipe], bits)) > least
+    threshold = 0.6 if "2/2" in bits else 0.95
+    assert agreement(model, with_bits(RECIPES[recipe], bits)) > threshold
 
 
 @pytest.mark.parametrize("kind", MODELS)

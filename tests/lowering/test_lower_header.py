@@ -124,7 +124,7 @@ def test_the_pyramids_of_the_most_recently_used_sizes_are_kept(monkeypatch: pyte
     low.template, low._pyramids = None, SizeCache(KEPT_SIZES)  # type: ignore[assignment]
 
     def made_for(height: int) -> list[int]:
-        """Request the pyramid of a height; return the heights that were made for it: none if it was cached."""
+        """Request the pyramid of a height; return the heights of the pyramids built for it: none if it was cached."""
         made.clear()
         assert low.pyramid(height, 9) == (height, 9)  # type: ignore[comparison-overlap]
         return list(made)

@@ -290,7 +290,7 @@ def test_a_mask_that_is_not_a_partition_is_rejected() -> None:
         Made(layers.Softmax(mask), [codes((1, 2, 3, 3), SCORES)], params(1 / 255, 0))
 
 
-def test_more_regions_than_bytes_can_number_are_rejected() -> None:
+def test_more_than_256_regions_in_a_window_are_rejected() -> None:
     mask = torch.eye(257, dtype=torch.bool)[None]
     with pytest.raises(FqvitError, match="257 regions in a window, expected at most 256"):
         Made(layers.Softmax(mask), [codes((1, 2, 257, 257), SCORES)], params(1 / 255, 0))

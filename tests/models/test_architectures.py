@@ -24,7 +24,7 @@ def test_every_row_can_be_read() -> None:
         assert known is not None and architectures.transform(name) is not None, name
 
 
-def test_names_decide_what_tensors_do_not_show() -> None:
+def test_settings_that_tensors_do_not_show_come_from_the_name() -> None:
     def config(name: str) -> VisionConfig:
         known = architectures.lookup(name)
         assert known is not None and isinstance(known.config, VisionConfig)

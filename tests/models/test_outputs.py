@@ -120,14 +120,14 @@ def test_the_embedding_is_what_the_classifier_reads(kind: str) -> None:
     assert np.array_equal(found[2].numpy(), np.packbits(found[0].numpy() > 0, axis=-1))
 
 
-def test_the_length_of_the_zero_vector_stays_0() -> None:
+def test_l2_normalisation_keeps_the_zero_vector() -> None:
     model = model_of("vit")
     graph = graph_of(model, "embedding:l2")
     leaf = graph.node(graph.output).leaf
     assert torch.equal(leaf(torch.zeros(2, 24)), torch.zeros(2, 24))
 
 
-def test_outputs_come_in_the_wanted_order_and_nothing_else_is_computed() -> None:
+def test_outputs_are_in_the_requested_order_and_nothing_else_is_computed() -> None:
     model = model_of("vit")
     graph = graph_of(model, "tokens@0", "class@0")
     assert graph.outputs == ("outputs.tokens@0", "outputs.class@0")
@@ -143,7 +143,7 @@ def test_other_outputs_do_not_change_the_nodes_of_the_classifier() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_models_own_output_needs_no_name(kind: str) -> None:
+def test_output_names_are_resolved_to_their_normal_form(kind: str) -> None:
     model = model_of(kind)
     own = "embedding" if kind == "features" else "logits"
     assert resolve_outputs(model.module, size_of(model), own) == ()

@@ -78,7 +78,7 @@ def assert_equal_up_to_rounding(oracle: nn.Module, ours: nn.Module, images: Tens
 )
 def test_vits_of_any_supported_shape_match_timm(timm: ModuleType, name: str, options: dict[str, Any]) -> None:
     oracle = randomized(timm.models.VisionTransformer(**{**TIMM_VIT, **options}))
-    # The name decides what the tensors do not show, unless they have another structure.
+    # Settings that the tensors do not show come from the name, unless the tensors have another structure.
     other = {"init_values", "qkv_bias", "global_pool"} & set(options)
     pool = options.get("global_pool", "token")
     given = {"heads": 3, "pool": pool, "activation": "gelu", "qkv_bias": options.get("qkv_bias", True)} if other else {}
@@ -157,7 +157,7 @@ def test_hugging_face_models_match_transformers(
             oracle.save_pretrained(tmp_path)
         # A state dict does not contain the epsilon; the default of transformers is used.
         activation: Any = {"activation": "gelu"} if live and "swin" not in name else {}  # config.json has it
-        if live and "qkv_bias" in options:  # the structure of the tensors differs from that of the name
+        if live and "qkv_bias" in options:  # the tensors have another structure than the named model
             activation |= {"heads": 3, "pool": "token", "qkv_bias": False}
         ours = load_model(name, oracle.state_dict() if live else tmp_path, **activation)
         assert_equal_up_to_rounding(oracle, ours.module, torch.randn(2, 3, options["image_size"], options["image_size"]))

@@ -57,7 +57,7 @@ def test_other_patch_and_image_sizes_of_a_known_model_are_resolved(
 
 
 @pytest.mark.parametrize("name", ["vit_giant_patch14_224", "deit3_medium_patch16_224", "vit_base_patch16_gap_224"])
-def test_other_widths_of_timm_are_resolved(name: str, timm: object) -> None:
+def test_timm_models_of_other_widths_are_resolved(name: str, timm: object) -> None:
     config, model = zoo.find(name).config, timm.create_model(name, device="meta")  # type: ignore[attr-defined]
     assert isinstance(config, ViTConfig)
     assert (config.width, config.heads, config.patch) == (
@@ -76,7 +76,7 @@ def test_other_widths_of_timm_are_resolved(name: str, timm: object) -> None:
         ("vit_base_patch16_clip_224", "not a ViT, DeiT or Swin classifier"),
     ],
 )
-def test_names_without_a_row_are_rejected_with_the_reason(name: str, message: str) -> None:
+def test_unsupported_names_are_rejected_with_the_reason(name: str, message: str) -> None:
     with pytest.raises(FqvitError, match=message):
         zoo.find(name)
 

@@ -1,4 +1,4 @@
-"""Detectors in the C API, through ctypes, against the detections stored in tests/golden and against Python."""
+"""Call detectors through the C API with ctypes; compare with the detections stored in tests/golden and with Python."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_description_has_the_values_that_python_reads(api: Api, name: str) -> 
         assert [name.decode() for name in names if name is not None] == list(program.settings.classes)
 
 
-def test_gray_and_rgba_images_and_strides_give_the_same_detections(api: Api) -> None:
+def test_gray_rgba_and_strided_copies_of_an_image_give_the_same_detections(api: Api) -> None:
     gray = np.random.default_rng(0).integers(0, 256, (50, 40)).astype(np.uint8)
     rgb = np.ascontiguousarray(np.repeat(gray[:, :, None], 3, 2))
     rgba = np.ascontiguousarray(np.concatenate([rgb, gray[:, ::-1, None]], 2))

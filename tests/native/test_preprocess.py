@@ -112,7 +112,7 @@ def test_images_above_the_limit_equal_pillow(
     compare(noise(height, width, 3, 1), preprocess(*crop, 3, resize, interpolation))
 
 
-@pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 13, reason="needs Pillow 13, whose order of passes is the rule")
+@pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 13, reason="needs Pillow 13, whose order of passes fqvit uses")
 @pytest.mark.parametrize("size", [(945, 129), (129, 945), (800, 390), (3, 2000)])
 def test_one_pass_at_a_time_equals_pillow_13(size: tuple[int, int]) -> None:
     image, resample = Image.fromarray(noise(*size, 3)), Image.Resampling.BICUBIC
@@ -121,7 +121,7 @@ def test_one_pass_at_a_time_equals_pillow_13(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("side", [4095, 4096, 4097])
-def test_the_limit_is_that_of_python(side: int) -> None:
+def test_the_pixel_limit_is_the_same_as_in_python(side: int) -> None:
     compare(noise(50, 50, 1), preprocess(40, 40, 1, side, "bicubic"))
 
 

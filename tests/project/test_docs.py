@@ -102,7 +102,7 @@ def test_every_op_is_described_with_its_fields_parts_and_defaults(tag: str) -> N
         assert re.search(rf"^\| part `{part}` \|", text, re.MULTILINE), f"{tag}: part {part} is missing"
 
 
-def test_no_op_is_described_that_does_not_exist() -> None:
+def test_every_described_op_exists() -> None:
     ops = page("docs/reference/format.md").split("\n## Ops\n")[1].split("\n## ")[0]
     assert sorted(re.findall(r"^### (\w+)$", ops, re.MULTILINE)) == sorted(OPS)
 
@@ -118,7 +118,7 @@ def test_every_kind_of_output_and_move_is_described() -> None:
     assert [kind for kind in (*KINDS, *get_args(MoveKind)) if kind not in table] == []
 
 
-def test_site_positions_are_those_of_the_struct() -> None:
+def test_documented_site_positions_match_the_struct() -> None:
     found = re.findall(r"^\| (\d) `(\w+)` \|", section(page("docs/reference/format.md"), "Program"), re.MULTILINE)
     assert found == [(str(i), name) for i, name in enumerate(fields(Site))]
 
@@ -280,7 +280,7 @@ def test_no_placeholder_is_left() -> None:
     assert {name: found for name, found in left.items() if found} == {}
 
 
-def test_the_example_of_the_format_is_real() -> None:
+def test_the_example_on_the_format_page_loads_and_runs() -> None:
     """Hash the example as the page specifies, then load, verify and run it."""
     example = section(page("docs/reference/format.md"), "Example")
     wrapped, constants_text, buffers_text = blocks(example, "json")

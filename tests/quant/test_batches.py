@@ -31,7 +31,7 @@ def test_mark_last_marks_only_the_last_batch() -> None:
     ]
 
 
-def test_batches_have_one_size_except_the_last() -> None:
+def test_all_batches_except_the_last_have_the_same_size() -> None:
     assert [len(b) for b in rebatch([IMAGES[:7], IMAGES[7], IMAGES[8:]], SHAPE, 6, 100)] == [6, 6, 6, 2]
     assert [len(b) for b in rebatch([IMAGES], SHAPE, 6, 13)] == [6, 6, 1]
     np.testing.assert_array_equal(np.concatenate(list(rebatch(iter(IMAGES), SHAPE, 3, 100))), IMAGES)

@@ -59,7 +59,7 @@ def test_the_result_does_not_depend_on_how_images_are_cut_into_arrays(name: str)
 
 @pytest.mark.parametrize("name", ["minmax", "fq-vit"])
 def test_observers_over_all_images_do_not_depend_on_the_batch_size(name: str) -> None:
-    """EMA and last_batch depend on it by definition. Others differ only by float32 rounding of matrix products."""
+    """EMA and last_batch depend on it by definition. The other observers differ only by float32 rounding of matrix products."""
     a, b = (calibrate(MODEL, [IMAGES], msgspec.structs.replace(RECIPES[name], batch=size)) for size in (3, 20))
     for site in a.sites:
         np.testing.assert_allclose(a.sites[site].scale, b.sites[site].scale, rtol=1e-4)

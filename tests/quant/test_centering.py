@@ -52,7 +52,7 @@ def test_centered_keys_compute_the_same_function(kind: str) -> None:
         torch.testing.assert_close(centered.run(images), graph.run(images), rtol=1e-4, atol=1e-5)
 
 
-def test_the_keys_of_the_mean_color_have_mean_0_afterwards() -> None:
+def test_centered_keys_of_the_mean_color_have_mean_0() -> None:
     model = float_model("vit")
     graph, p = trace(model.module), model.preprocess
     centered = center(graph, key_centers(graph, p))
@@ -90,7 +90,7 @@ def test_centers_of_another_model_are_rejected() -> None:
 
 
 def test_masked_scores_keep_their_whole_range() -> None:
-    """A row may not attend to the largest score of its window if a mask excludes it."""
+    """With a mask, a row may be unable to attend to the largest score of its window."""
     sites = plan(trace(float_model("swin").module), EMBEDDING)
     observers = {site.observer for site in sites.values() if site.role == "scores"}
     assert observers == {"minmax", "attended"}

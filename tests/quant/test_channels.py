@@ -1,4 +1,4 @@
-"""Per-channel scales: the observer, and that the codes cover the observed ranges."""
+"""Test per-channel scales: the observer works, and the codes cover the observed ranges."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_the_gelu_floor_is_itself_one_of_the_ranges() -> None:
     assert channels.qparams(site, np.full(5, -0.17), high, None).scale[-1] == pytest.approx(5.17 / 255 / 16)
 
 
-def test_few_rows_share_one_range() -> None:
+def test_channels_observed_in_few_rows_share_one_range() -> None:
     """Per-channel ranges of few rows would saturate most channels of the next image."""
     generator = torch.Generator().manual_seed(0)
     site = SiteObserver(SitePlan(SITE, "channels", 8, "norm"), RECIPES["fqvit"])

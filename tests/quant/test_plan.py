@@ -178,7 +178,7 @@ def test_a_pattern_that_matches_nothing_is_rejected() -> None:
         planned(sites={"blocks.9.*": SiteRule(bits=4)})
 
 
-def test_rules_of_built_in_recipes_need_not_match() -> None:
+def test_rules_of_built_in_recipes_need_not_match_a_site() -> None:
     """A model without an MLP has no site of role hidden, for which the recipe fqvit has a rule."""
     graph = Graph((Node("act", Relu(), ("images",)),), "act")
     assert "hidden" in RECIPES["fqvit"].sites and set(plan(graph, RECIPES["fqvit"])) == {"act"}

@@ -197,12 +197,12 @@ BOUNDS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("field", BOUNDS)
-def test_a_file_may_use_the_bounds_of_a_field(field: str, tmp_path: Path) -> None:
+def test_a_file_may_set_a_field_to_its_bounds(field: str, tmp_path: Path) -> None:
     for value in BOUNDS[field]:
         assert getattr(load_recipe(written(tmp_path, f"{field} = {value}")), field) == value
 
 
-def test_a_site_rule_may_use_the_bounds_of_a_field(tmp_path: Path) -> None:
+def test_a_site_rule_may_set_fields_to_their_bounds(tmp_path: Path) -> None:
     for bits, k, ends in ((2, 0, (-2.0, 0.0)), (16, 8, (0.0, 2.0))):
         recipe = load_recipe(written(tmp_path, f"[sites.residual]\nbits = {bits}\nk = {k}\nrange = {list(ends)}"))
         assert recipe.sites == {"residual": SiteRule(bits=bits, k=k, range=ends)}

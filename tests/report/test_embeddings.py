@@ -113,7 +113,7 @@ def test_the_page_shows_embeddings_and_escapes_names(page: str, report: Report) 
     assert report.embeddings is not None and {one.path.removeprefix("photos/") for one in report.embeddings.worst} <= names
 
 
-def test_a_program_with_logits_only_has_no_trace_of_embeddings(report: Report) -> None:
+def test_the_report_of_a_program_with_logits_only_does_not_mention_embeddings(report: Report) -> None:
     plain = dataclasses.replace(report, embeddings=None)
     text = render(plain, About("fqvit report", "model.fqvit", "photos", "today", [str(i) for i in range(10)]))
     assert embedding_pictures(plain) == [] and '"embeddings"' not in text and ".worst" not in text and ">Cosine<" not in text

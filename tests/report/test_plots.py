@@ -101,7 +101,7 @@ def test_maps_are_drawn_over_their_image(shape: tuple[int, int, int]) -> None:
     assert len(images) == 6 and all(image.get("href", "").startswith("data:image/jpeg;base64,") for image in images)
 
 
-def test_a_brighter_patch_has_more_attention() -> None:
+def test_a_patch_with_more_attention_is_brighter() -> None:
     weights = np.array([[0.0, 0.2, 1.0]], np.float32)
     found = maps.overlay(np.zeros((30, 30, 3), np.uint8), weights, 1.0).astype(int).sum(-1).mean(0)
     a, b, c = found[20], found[80], found[150]

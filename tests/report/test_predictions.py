@@ -1,4 +1,4 @@
-"""Accuracy, agreement and changes by class equal direct counts."""
+"""Accuracy, agreement and changes by class equal those counted directly from the scores."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def test_the_peak_of_every_instruction_set_is_measured() -> None:
     assert [peak.isa for peak in peaks] == instruction_sets() and all(peak.gmacs > 0.01 for peak in peaks)
 
 
-def test_the_default_is_the_instruction_set_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_the_instruction_set_that_engines_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ISA, raising=False)
     assert measure_peak().isa == instruction_sets()[0]
     monkeypatch.setenv(ISA, "scalar")

@@ -61,7 +61,7 @@ def bench(model: fqvit.FloatModel, folder: Path, calib: Counted, data: Counted, 
     return Bench(model, lambda limit: Images(calib, "here"), Images(data, "here"), Cache(folder, fresh))
 
 
-def test_a_cell_has_the_predictions_of_the_program(model: fqvit.FloatModel, tmp_path: Path) -> None:
+def test_a_cell_has_the_same_predictions_as_the_program(model: fqvit.FloatModel, tmp_path: Path) -> None:
     here = bench(model, tmp_path, calibration_images(32), labelled_images())
     result, reused = here.result(MINMAX)
     exact, _ = here.result(FLOAT)

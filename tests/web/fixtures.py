@@ -1,4 +1,4 @@
-"""Write what the JavaScript tests compare with: PNG files of every kind, and the answers of Python to them."""
+"""Write the inputs and expected outputs of the JavaScript tests: PNG files of every kind, and Python's results for them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_fixtures(folder: Path) -> None:
 
 
 def write_images(folder: Path) -> list[Path]:
-    """Write PNG files of every color type and depth, of which Pillow cannot write some."""
+    """Write PNG files of every color type and depth, some of which Pillow cannot write."""
     random = np.random.default_rng(0)
     coarse = Image.fromarray(random.integers(0, 256, (9, 11, 4), np.uint8))
     rgba = coarse.resize((97, 61), Image.Resampling.BICUBIC)
@@ -125,7 +125,7 @@ def detections(path: Path, image: Path) -> dict[str, Any]:
 
 
 def similarities() -> list[dict[str, Any]]:
-    """Return pairs of embeddings of each type and their cosines by `fqvit search`, in units of 2^-24."""
+    """Return pairs of embeddings of each type and their cosines as `fqvit search` computes them, in units of 2^-24."""
     random = np.random.default_rng(1)
     rows: list[dict[str, Any]] = []
     for dtype, most in (("u8", 256), ("u16", 65536), ("i32", 1 << 30), ("signs", 256)):

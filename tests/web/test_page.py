@@ -18,7 +18,7 @@ PROGRAM = GOLDEN / "tiny_v1.fqvit"
 DETECTOR = GOLDEN / "detectors" / "mask_rcnn_v1.fqvit"
 
 
-def test_the_folder_contains_the_page_and_the_program_twice(small_page: Path, tmp_path: Path) -> None:
+def test_the_folder_contains_the_page_and_two_copies_of_the_program(small_page: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     found = fqvit("web", PROGRAM, "-o", out, "--json").json
     assert found == {
@@ -45,7 +45,7 @@ def test_without_a_program_the_page_uses_its_embedded_model(small_page: Path, tm
     assert (tmp_path / "out" / "index.html").read_bytes() == small_page.read_bytes()
 
 
-def test_an_earlier_folder_is_replaced_but_other_files_are_kept(small_page: Path, tmp_path: Path) -> None:
+def test_an_earlier_folder_is_replaced_unless_it_contains_other_files(small_page: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert fqvit("web", PROGRAM, "-o", out).code == 0
     assert fqvit("web", "-o", out).code == 0
@@ -69,7 +69,7 @@ def test_damaged_programs_are_rejected_and_nothing_is_written(small_page: Path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.fqvit", "built"]
 
 
-def test_useless_options_are_rejected(small_page: Path) -> None:
+def test_invalid_options_are_rejected(small_page: Path) -> None:
     assert_rejected(fqvit("web"), "--serve")
     assert_rejected(fqvit("web", PROGRAM, "--port", 80), "--port", "--serve")
     assert_rejected(fqvit("web", PROGRAM, "--no-browser"), "--no-browser", "--serve")

@@ -18,7 +18,7 @@ namespace {
 using namespace avx2;
 
 constexpr int LANES = 8;
-constexpr int MAX_ROWS = 16;  // whose indices are looked up together
+constexpr int MAX_ROWS = 16;  // rows whose indices are looked up together
 
 // Stores tables[entry] of 8 channels per row. Scalar loads are faster than a gather here, and one store of 8 bytes is
 // faster than 8 stores.
@@ -261,7 +261,8 @@ struct ExactStore {
     }
 };
 
-// Stores the results for the lower bound of t g + b in quick_norm.h, and notes whether the upper bound gives others.
+// Stores the results for the lower bound of t g + b in quick_norm.h, and notes whether the upper bound gives different
+// results.
 struct QuickStore {
     const Norm& norm;
     __m256i rho, doubt = _mm256_setzero_si256();

@@ -50,7 +50,7 @@ public:
         find_steps(head.code_by_distance);
     }
 
-    // by_distance: the codes of all distances, of which those from `length` on have the same code.
+    // by_distance: the code of each distance. All distances from `length` on have the same code.
     FQVIT_AVX2 void set_codes(const std::uint8_t* by_distance, std::int64_t length) {
         length_ = std::min<std::int64_t>(length, 256);
         tables_ = static_cast<int>((length_ + 15) / 16);

@@ -1,4 +1,4 @@
-// The NEON kernels that are defined in other files than kernels_neon.cpp, for its tables. AArch64 only.
+// The NEON kernels that the tables in kernels_neon.cpp use and other files define. AArch64 only.
 #pragma once
 
 #include "kernels/kernels.h"

@@ -15,7 +15,8 @@ using namespace neon;
 
 constexpr int LANES = 8;
 
-// The arguments of a row that its loops read, as copies: a store of codes could change those in memory.
+// Copies of the arguments that the loops over a row read. The compiler keeps them in registers; it would have to read
+// the originals again after every store of codes, which might have changed them.
 struct Row {
     const void* x;
     const std::int32_t *zero, *alpha, *g;
@@ -84,8 +85,8 @@ FQVIT_NEON_INLINE Moments per_tensor_moments(const Row& row, bool center) {
 //
 // The estimate q = round(n rho / 2^(61 - s)) with rho = round(2^61 / d) <= 2^31 - 1 is less than 1 away from n 2^s / d:
 // rho is at most 1/2 too large or too small (or 1 too small if d = 2^30), so that the product before its rounding
-// is wrong by less than 1/2. Hence u = n 2^s - q d + d is in 0 < u < 2 d < 2^32, and u modulo 2^32 tells t: it is q - 1
-// if n 2^s - q d < -floor(d / 2), and q + 1 if n 2^s - q d >= d - floor(d / 2).
+// is wrong by less than 1/2. Hence u = n 2^s - q d + d is in 0 < u < 2 d < 2^32, and u modulo 2^32 determines t:
+// t = q - 1 if n 2^s - q d < -floor(d / 2), t = q + 1 if n 2^s - q d >= d - floor(d / 2), and otherwise t = q.
 struct Divider {
     int32x4_t count, sum;     // n = count v - sum
     int32x4_t rho, left, d;   // left: s

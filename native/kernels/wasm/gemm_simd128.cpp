@@ -71,7 +71,7 @@ public:
     // Tiles of 4 rows, [K / 2][4][2] each. Rows past `count` are not written: they are never multiplied.
     void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                    std::uint8_t* block) const override {
-        constexpr int PAIR = 2 * TILE_ROWS;  // from one pair of a row to the next
+        constexpr int PAIR = 2 * TILE_ROWS;  // elements from one pair of a row to the next
         for (int r = 0; r < count; ++r) {
             const std::uint8_t* row = x + r * stride;
             auto* out = reinterpret_cast<std::int16_t*>(block) + r / TILE_ROWS * TILE_ROWS * 2 * pairs_of(inputs) +

@@ -1,4 +1,4 @@
-// The SIMD128 kernels that are defined in other files than kernels_simd128.cpp, for its table. WebAssembly only.
+// The SIMD128 kernels that the table in kernels_simd128.cpp uses and other files define. WebAssembly only.
 #pragma once
 
 #include "kernels/kernels.h"

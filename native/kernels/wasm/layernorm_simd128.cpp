@@ -83,7 +83,7 @@ FQVIT_SIMD_INLINE Moments per_tensor_moments(const Row& row, bool center) {
 //
 // The estimate q = round(n rho / 2^k) with k = 61 - s and rho = round(2^61 / d) <= 2^31 - 1 is less than 1 away from
 // n 2^s / d: rho is at most 1/2 too large or too small (or 1 too small if d = 2^30), so that the product before its
-// rounding is wrong by less than 1/2. Hence u = n 2^s - q d + d is in 0 < u < 2 d < 2^32, and u modulo 2^32 tells t: it
+// rounding is wrong by less than 1/2. Hence u = n 2^s - q d + d is in 0 < u < 2 d < 2^32, and u modulo 2^32 gives t: t
 // is q - 1 if n 2^s - q d < -floor(d / 2), and q + 1 if n 2^s - q d >= d - floor(d / 2).
 struct Divider {
     v128_t count, sum;    // n = count v - sum

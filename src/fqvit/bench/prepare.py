@@ -31,7 +31,7 @@ OPSET = 20  # has Gelu and LayerNormalization as single ops
 
 
 class CannotRebuild(FqvitError):
-    """Neither weights nor a name from which the float model of a program can be rebuilt."""
+    """The error if there are neither weights nor a name from which the float model of a program can be rebuilt."""
 
 
 def float_model(

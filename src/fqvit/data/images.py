@@ -48,7 +48,7 @@ class Source(ABC):
     """Images in a fixed order, read on demand.
 
     labels: class indices, None if unknown. skipped: (name, reason) of each image that the latest pass could not read.
-    tolerated: unreadable images that are allowed even if they are more than 1 %; for a small part of a large dataset.
+    tolerated: number of unreadable images allowed even if it exceeds 1 %; for a small part of a large dataset.
     """
 
     def __init__(self, labels: Sequence[int] | None, preprocess: Preprocess) -> None:
@@ -129,7 +129,7 @@ class Source(ABC):
         return Batch(pixels, labels, [self.name(i) for i in kept])
 
     def check_skipped(self, skipped: Sequence[tuple[str, str]]) -> None:
-        """Raise FqvitError if these are too many unreadable images of this source."""
+        """Raise FqvitError if `skipped` lists more unreadable images than this source allows."""
         if len(skipped) > self.tolerated:
             check_not_too_many_skipped(skipped, len(self))
 

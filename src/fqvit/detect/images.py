@@ -26,7 +26,7 @@ from fqvit.ir.fixed import round_divide, round_shift
 
 Pixels = NDArray[np.uint8]
 ResizeRule = Literal["rounded", "opencv"]
-FLOAT_RULE: ResizeRule = "opencv"  # of float detectors, which were trained with it, and of integer detectors made from them
+FLOAT_RULE: ResizeRule = "opencv"  # for float detectors, trained with it, and integer detectors made from them
 STRIDE = 32  # sides of network inputs are multiples of this
 WEIGHT_FRACTION = 11  # interpolation weights are in 2^-11
 ONE = 1 << WEIGHT_FRACTION
@@ -119,7 +119,7 @@ def upright_pixels(image: Image.Image) -> Pixels:
 def prepare(image: Image.Image, s: DetectSettings, rule: ResizeRule = "rounded") -> Input:
     """Prepare an image for a detector with these settings; the given image is not modified.
 
-    rule: that of the detector. DetectorProgram.prepare passes the one in its file.
+    rule: how the detector resizes images. DetectorProgram.prepare passes the rule in its file.
     """
     pixels = upright_pixels(image)
     height, width = pixels.shape[:2]

@@ -46,7 +46,7 @@ def coco_results(found: ImageDetections, image_id: int, s: DetectSettings) -> li
 
 
 class NamedResult(Result):
-    """A result with names. file_name: of the image, with ? for bytes that are not UTF-8   category: name of the class"""
+    """A result with names. file_name: name of the image, with ? for bytes that are not UTF-8   category: name of the class"""
 
     file_name: str
     category: str

@@ -51,7 +51,7 @@ def _product(reader: Reader, a: View, b: View) -> View:
 
 
 def _heads_last(view: View, axes: int) -> list[int] | None:
-    """Return the order of the first axes of K or V that puts heads after windows; None if they are in this order.
+    """Return the order of the first axes of K or V that puts heads after windows; None if they already are in this order.
 
     Heads are an axis along which the channels change but the row does not.
     """

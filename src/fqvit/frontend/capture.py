@@ -53,7 +53,7 @@ def capture(module: nn.Module, size: tuple[int, int, int]) -> Captured:
 
 @torch.no_grad()
 def share_weights(captured: Captured, module: nn.Module) -> None:
-    """Let the graph use the memory of the module's weights, for those that capturing has not changed."""
+    """Let the graph share the memory of those weights of the module that capturing has not changed."""
     own: dict[int, list[Tensor]] = {}
     weight: Tensor
     for weight in module.parameters():
@@ -68,7 +68,7 @@ def share_weights(captured: Captured, module: nn.Module) -> None:
 
 @contextmanager
 def _refusing(problem: str) -> Iterator[None]:
-    """Raise FqvitError instead of an exception of torch or of a violated assumption about the model."""
+    """Turn exceptions, from torch or from failed assumptions about the model, into FqvitError."""
     try:
         yield
     except FqvitError:

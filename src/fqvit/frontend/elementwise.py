@@ -58,7 +58,7 @@ def _rotary(reader: Reader, a: View, b: View) -> View:
 
 
 def _binary(reader: Reader, kind: Kind, a: View, b: View) -> View:
-    """Combine two views in the layout of one of them, preferably of a whole view that is not a linear layer's output."""
+    """Combine two views in the layout of one of them, preferably a whole view that is not a linear layer's output."""
 
     def suits(view: View) -> tuple[bool, ...]:
         whole = view.is_whole()

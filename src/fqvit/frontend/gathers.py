@@ -1,4 +1,4 @@
-"""What a view reads: the leaf that gathers it, and views of special form. See also: emit.py."""
+"""Build the leaf that gathers a view, and recognize views of special forms. See also: emit.py."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def joined_runs(view: View) -> int:
 
 
 def rows_and_channels(view: View) -> tuple[Tensor, Tensor] | None:
-    """Return rows [...] and channels [C] if the view [..., C] is step[rows][..., channels], rows -1 giving 0; otherwise None.
+    """Return rows [...] and channels [C] if the view [..., C] is step[rows][..., channels], with 0 for row -1; else None.
 
     A depthwise convolution with several outputs per channel repeats channels.
     """

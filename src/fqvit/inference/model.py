@@ -1,4 +1,4 @@
-"""Use a .fqvit file on images: embed, classify or detect, with the preprocessing inside.
+"""Use a .fqvit file on images: embed, classify or detect, including the preprocessing.
 
 Images are paths, PIL images or uint8 arrays of any size. fqvit.Engine is the layer below: it takes arrays of the program's
 input size. Needs no torch.
@@ -32,7 +32,7 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class Score:
-    """A class of a classified image. index: of the class   name: None if the file has no names   logit: code * scale"""
+    """A class of a classified image. index: class index   name: None if the file has no class names   logit: code * scale"""
 
     index: int
     name: str | None
@@ -131,7 +131,7 @@ class ProgramModel(Model):
         return Score(index, None if self.classes is None else self.classes[index], code * scale, code)
 
     def chosen(self, output: str | Sequence[str] | None) -> dict[str, Info]:
-        """Return the named outputs in the order given; None: all of them. A string may have several names with commas."""
+        """Return the named outputs in the order given; None: all of them. A string may be comma-separated."""
         if output is None:
             return dict(self._outputs)
         names = [name.strip() for name in output.split(",")] if isinstance(output, str) else list(output)

@@ -100,7 +100,7 @@ def norms(vectors: Ints) -> Norms:
 
 
 def cosines(dots: Ints, gallery: Norms, query: Norms) -> Ints:
-    """Return cosines in units of 2^-24 for dot products with one query [N], and the norms of both. Vectors of zeros: 0.
+    """Return cosines in units of 2^-24 from the dot products with one query [N] and the norms of both; 0 for zero vectors.
 
     d = 2^(e_v + e_w) dot,   t = floor(2^32 d / norm_v),   cosine = floor(2^8 t / norm_w + 1/2)
     |d| < 2^46 and |t| < 2^47. 2^32 d would not fit int64, so t is computed by long division.
@@ -112,12 +112,13 @@ def cosines(dots: Ints, gallery: Norms, query: Norms) -> Ints:
     return found
 
 
-def candidates(dots: Ints, gallery: Norms, query: Norms, least: int) -> Ints:
-    """Return the positions of all rows whose cosine may be at least `least` > 0, without a division per row.
+def candidates(dots: Ints, gallery: Norms, query: Norms, threshold: int) -> Ints:
+    """Return the positions of all rows whose cosine may be at least `threshold` > 0, without a division per row.
 
-    cosine >= least means t >= T = floor((2 least - 1) norm_w / 2^9), hence d >= T norm_v / 2^32 >= (T >> 24) (norm_v >> 8).
+    cosine >= threshold means t >= T = floor((2 threshold - 1) norm_w / 2^9),
+    hence d >= T norm_v / 2^32 >= (T >> 24) (norm_v >> 8).
     """
-    bound = ((2 * least - 1) * int(query.norm) >> 9) >> 24
+    bound = ((2 * threshold - 1) * int(query.norm) >> 9) >> 24
     found: Ints = np.flatnonzero(dots << (gallery.exponent + query.exponent) >= bound * (gallery.norm >> 8))
     return found
 

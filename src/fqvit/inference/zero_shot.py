@@ -6,7 +6,7 @@ A file of text embeddings is an .npz file with two arrays, as numpy.savez writes
     names: str [classes]
 
 Rule for quantizing text: normalise each prompt to length 1, average the prompts of a class, normalise again, and round to
-codes of 15 bits, round(16383 t). Floats end here; scores are the integer cosines of search.py.
+codes of 15 bits, round(16383 t). No floats are used after that: scores are the integer cosines of search.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read and write .fqvit files: safetensors files with the program's JSON in their metadata.
 
-Reading raises FqvitError, one line with the file's name, if the file is truncated, altered, of a newer version or does not
-verify. Detectors use the same container. See also: detect/file.py (detectors), docs/reference/format.md (the format).
+Reading raises FqvitError, with a one-line message that names the file, if the file is truncated or altered, has a newer version
+or does not verify. Detectors use the same container. See also: detect/file.py (detectors), docs/reference/format.md (format).
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Linear(Op, frozen=True, tag="linear"):
         return packed_weights(scope, self.part("w"), self.part("exponent"), inputs, self.group, self.weight_bits)
 
     def check_owner(self, scope: Scope, earlier: Mapping[str, Linear]) -> None:
-        """Check that `weights_of` names an earlier Linear with its own weights, stored alike, for as many inputs.
+        """Check that `weights_of` names an earlier Linear with its own weights, in the same format and for as many inputs.
 
         The number of inputs must be checked here: packed weights of K and of K + 1 inputs can have the same shape.
         """

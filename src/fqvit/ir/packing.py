@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fqvit.ir.value import MAX_ELEMENTS, Scope
 
 MIN_WIDTH, MAX_WIDTH = 2, 7
-GROUP_WIDTH = 4  # bits of codes with groups if an op does not say it
+GROUP_WIDTH = 4  # bits of codes with groups if an op does not specify a width
 EXPONENT_BITS = 4
 MAX_GROUP = 2**16
 

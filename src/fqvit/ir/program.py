@@ -138,7 +138,7 @@ Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9@:._+-]{0,64}\Z")]
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A buffer that a run returns: value = (code - zero) scale 2^alpha[c]. alpha: the name of a u8 [C] constant, optional.
 
-    name: what a user calls the output, such as tokens@9; empty if it is the kind
+    name: what a user calls the output, such as tokens@9; empty if that is the kind of the output
     """
 
     buffer: str
@@ -150,7 +150,7 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def label(self) -> str:
-        """The name of the output: `name`, or the kind if that is empty."""
+        """The name of the output: `name`, or the kind if `name` is empty."""
         return self.name or self.kind
 
     def features(self) -> Literal["logits", "tokens", "pooled"]:
@@ -320,7 +320,7 @@ class Program:
         return Verified(buffers, tuple(proofs))
 
     def check_pixels(self, use: str) -> None:
-        """Raise FqvitError for the heads of detectors, which read codes: `use` supports programs that read pixels."""
+        """Raise FqvitError for the heads of detectors, which read codes: `use` supports only programs that read pixels."""
         if self.header.input is not None:
             raise FqvitError(f"{self.header.model}: reads codes (part of a detector), which {use} does not support.")
 
@@ -338,7 +338,7 @@ class Program:
     def fingerprint(self) -> str:
         """Return the SHA-256 of the header's JSON and all constants, in hexadecimal.
 
-        Equal programs have equal fingerprints. It detects damage, not tampering: anybody can compute it.
+        Equal programs have equal fingerprints. A fingerprint detects damage, not tampering: anybody can compute it.
         """
         return fingerprint(encode_header(self.header), self.constants)
 

@@ -14,8 +14,8 @@ from fqvit.quant.calibration import Calibration
 from fqvit.quant.fuse_relu import fuse_relus
 from fqvit.quant.qparams import QParams
 
-# With 16-bit multipliers, each term of a residual sum has this many bits: those of the sum's codes, and fraction bits. A sum
-# with more than 14 bits has 2 fraction bits in any case.
+# With 16-bit multipliers, each term of a residual sum has this many bits: the bits of the sum's codes plus fraction bits.
+# If the sum has more than 14 bits, its terms still have 2 fraction bits.
 SUM_BITS = 16
 
 

@@ -49,7 +49,7 @@ Role = Literal[
 class Leaf(nn.Module):
     """Base class of the modules that become nodes of the graph. `role` names the purpose of the output.
 
-    For the role `output` only: bits: of the codes; None: as the recipe says   symmetric: the zero point is the middle code
+    For the role `output` only: bits: bits per code; None: those of the recipe   symmetric: the zero point is the middle code
     """
 
     role: Role

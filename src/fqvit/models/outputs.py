@@ -41,7 +41,7 @@ def output_graph(
 
 
 def resolve_outputs(module: nn.Module, size: tuple[int, int, int], wanted: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of outputs in their normal form: layers from 0; nothing if they are the model's own.
+    """Return the names of outputs in their normal form: layers from 0; an empty tuple if they are the model's own.
 
     Raises FqvitError for an output that the model does not have, with the names of those that it has.
     """
@@ -166,7 +166,7 @@ class _Builder:
         return self._add(name, _as_output(Narrow(), bits), source)
 
     def _selected_norm(self, name: str, take: Node, norm: Node, bits: int | None) -> str:
-        """Append `take`'s selection, then a copy of `norm`, which comes first in the model; several tokens are concatenated."""
+        """Append `take`'s selection, then a copy of `norm` (the model applies it first); several tokens are concatenated."""
         assert isinstance(take.leaf, Take)
         index = take.leaf.index
         one = take.leaf.join and index.numel() == 1

@@ -26,7 +26,7 @@ from fqvit.quant.channels import ChannelRange
 from fqvit.quant.observers import Attended, Observer
 
 TARGET = 8.0  # leveled row maxima are near this value; the range of scores then includes 0, as every range does
-RIDGE = 0.1  # share of the mean variance of Q, added to each: constants stay small where they would gain little
+RIDGE = 0.1  # share of the mean variance of Q, added to that of each channel: keeps constants small that would gain little
 MAX_ELEMENTS = 2**28  # values of Q that are held, over all layers and images
 BATCH = 16
 
@@ -60,7 +60,7 @@ class ScoreRows:
 
 @dataclass(frozen=True)
 class Leveled:
-    """The constants [C] of one layer, and of its scores after leveling: the minimum, the least row maximum, the maximum."""
+    """The constants [C] of one layer, and the minimum, lowest row maximum and maximum of its scores after leveling."""
 
     constant: NDArray[np.float64]
     low: float

@@ -126,7 +126,7 @@ def quantize_linear(
     least = np.abs(b) / 2**30
     ends = largest * coarsest if group or not halves else largest + 0.5
     scale = np.maximum(np.abs(effective).max(1) / ends, least)
-    # For a row of zeros any scale is exact; the smallest of the others is best if outputs are compared (logits).
+    # For a row of zeros any scale is exact; the smallest scale of the other rows is best if outputs are compared (logits).
     live = scale[scale > np.finfo(np.float64).tiny]
     scale = np.maximum(scale, live.min() if live.size else 1.0)
     exponent: NDArray[np.uint8] | None = None
@@ -230,5 +230,5 @@ def pixel_linear(
 
 
 def stem_linear(leaf: general.Stem, preprocess: Preprocess) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
-    """As pixel_linear, for a convolution of the images: weight [O, K, channels] -> [O, K * channels]."""
+    """Like pixel_linear, but for a convolution of the images: weight [O, K, channels] -> [O, K * channels]."""
     return pixel_linear(_double(leaf.weight).transpose(0, 2, 1)[..., None], _double(leaf.bias), preprocess)

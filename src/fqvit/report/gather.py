@@ -47,7 +47,7 @@ COLOURED = 3  # images whose patch tokens are shown as colours
 class Report:
     """All data of one report.
 
-    predictions: None for programs without logits   parameters: their number in the float model
+    predictions: None for programs without logits   parameters: number of parameters of the float model
     notes: one sentence per figure that is left out   embeddings: None for programs that output only logits
     """
 
@@ -163,7 +163,7 @@ class _TokenPictures:
         self.found: list[TokenColours] = []
 
     def seeing(self, number: int) -> See | None:
-        """Return a function that keeps the tokens of chosen image `number`; None if they are not wanted."""
+        """Return a function that keeps the tokens of the chosen image `number`; None if they are not wanted."""
         layout = self.layout
         if layout is None or number not in self.wanted:
             return None

@@ -95,7 +95,7 @@ class Predictions:
             float_guesses, integer_guesses = guesses(float_scores[i]), guesses(integer_scores[i] * self.scale)
             label = None if labels is None else int(labels[i])
             one = Disagreement(paths[i], pixels[i].copy(), label, float_guesses, integer_guesses)
-            # The second entry breaks ties: of equal shares the earlier image is preferred.
+            # The second entry breaks ties: among equal probabilities, the earlier image is kept.
             heapq.heappush(self.kept, (float_guesses[0].share, -(self.images + i), one))
             if len(self.kept) > self.shown:
                 heapq.heappop(self.kept)

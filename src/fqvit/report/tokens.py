@@ -39,7 +39,7 @@ class TokenColours:
     """The patch tokens of one image as colours: u8 [rows, columns, 3], in float and in integers.
 
     pixels: u8 [H, W, C]   cosines: f64 [rows, columns], between the float and the integer token of each patch
-    explained: share of the variance of the float tokens that the three components have
+    explained: share of the variance of the float tokens that the three components explain
     """
 
     path: str

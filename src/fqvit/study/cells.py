@@ -1,6 +1,6 @@
 """Run one cell of a table (a model with a method) and cache its predictions for every image.
 
-A cell has two steps, calibration and evaluation. Each is cached under a key of everything that decides its result:
+A cell has two steps, calibration and evaluation. Each is cached under a key made from everything that decides its result:
 checkpoint, preprocessing, recipe, images, device, the code of this package, and the versions of torch and Pillow. A run that
 was killed repeats no finished step. Needs torch.
 See also: table.py (rows and tables of cells).
@@ -235,7 +235,7 @@ class Bench:
 
 @functools.cache  # the running code does not change, even if its files do meanwhile
 def code_digest() -> str:
-    """Return a digest of the code that decides results, so that a new version does not reuse those of an older one."""
+    """Return a digest of the code that decides results, so that a new version does not reuse results of an older one."""
     root = Path(fqvit.__file__).parent
     digest = hashlib.sha256()
     for path in deciding_files(root):

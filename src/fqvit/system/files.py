@@ -93,7 +93,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
 
 
 def npy_bytes(array: NDArray[Any]) -> bytes:
-    """Return the content of a .npy file. np.save to a full disk raises an error without errno and path, hence bytes."""
+    """Return the content of a .npy file as bytes: np.save to a full disk would raise an error without errno and path."""
     import numpy as np  # late: `fqvit --help` imports this module
 
     stream = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Checkpoints of ViT, DeiT and Swin: every container and layout, and the errors of checkpoints that do not fit.
+"""Checkpoints of ViT, DeiT and Swin: every container and layout, and the errors for checkpoints that do not match.
 
 The inverse key maps are written here independently of keymaps.py. See also: ../families/ (other families and their layouts).
 """
@@ -213,7 +213,7 @@ def test_the_source_identifies_the_tensors() -> None:
     assert load_model("vit_one", state).source != source
 
 
-def test_sizes_in_the_checkpoint_override_the_row() -> None:
+def test_sizes_in_the_checkpoint_override_those_of_the_named_model() -> None:
     config = ViTConfig(**{**vars(VIT), "image": (24, 24), "patch": 8, "channels": 1, "classes": 3})
     model = load_model("vit_one", random_state(config), classes=["a", "b", "c"])
     assert model.module.config == config
@@ -353,7 +353,7 @@ def test_missing_files_and_missing_weights_are_reported() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_tensor_of_any_shape_raises_at_most_an_fqvit_error(data: st.DataObject) -> None:
+def test_a_tensor_of_any_shape_raises_no_exception_except_fqvit_error(data: st.DataObject) -> None:
     name, config = data.draw(st.sampled_from([("vit_one", VIT), ("swin_one", SWIN)]))
     rows = {name: zoo.Row(name, config, Preprocess(*config.image, 3, 28, "bicubic", (0.5,) * 3, (0.5,) * 3))}
     state = random_state(config)

@@ -1,4 +1,4 @@
-"""Bit-Split: against slow loops over single weights, by its objective, and in whole networks."""
+"""Test Bit-Split against slow loops over single weights, by its objective, and in whole networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compensated rounding: column by column, the bias correction, and whole networks."""
+"""Tests of compensated rounding: rounding column by column, the bias correction, and whole networks."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_biases_saturate_at_2_to_the_30_units() -> None:
 @pytest.mark.parametrize("group", [0, 8])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_bias_removes_the_mean_error(group: int, bias: bool) -> None:
-    """The outputs of simulated inputs have the mean of the float outputs, within half an accumulator unit."""
+    """The outputs for simulated inputs have the same mean as the float outputs, within half an accumulator unit."""
     exact = correlated(5, 20).float()
     simulated = exact + 0.3 * torch.randn(exact.shape, generator=torch.Generator().manual_seed(6)) + 0.2
     leaf = layers.Linear(20, 7, "branch", bias=bias)
@@ -251,7 +251,7 @@ def test_one_image_is_enough(kind: str, count: int) -> None:
     lower(model, compensate(model, calibration, same))
 
 
-def test_progress_is_reported_once_per_node() -> None:
+def test_the_progress_of_rounding_counts_the_nodes() -> None:
     model, reported = float_model("vit"), []
 
     def progress(items, total, label):  # type: ignore[no-untyped-def]

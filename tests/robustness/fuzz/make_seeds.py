@@ -1,6 +1,6 @@
 """Write small valid files for each fuzz target of readers.py: the seeds of the fuzzers.
 
-The seeds are committed, with gzip if that makes them at least 30 % smaller.
+The seeds are committed, compressed with gzip if that makes them at least 30 % smaller.
 
 python tests/robustness/fuzz/make_seeds.py tests/robustness/fuzz/seeds
 """
@@ -64,7 +64,7 @@ def written(program: Program | DetectorProgram) -> bytes:
 
 
 def programs() -> dict[str, bytes]:
-    """Make two small programs of every op and of every group of ops that the engine fuses. Whole networks are in golden/."""
+    """Make two small programs for every op and for every group of ops that the engine fuses. Whole networks are in golden/."""
     kinds = {case.__name__.lower(): lambda draw, case=case: (CASES[case](draw),) for case in CASES} | EVERY_WIDE
     found = {}
     for kind, case in kinds.items():

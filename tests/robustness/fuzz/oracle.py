@@ -53,7 +53,7 @@ class Verdicts:
 def verdicts(path: Path, **options: Any) -> Verdicts:
     """Load a program with Python's loader and with the native one. Raises Finding if only one of them accepts it.
 
-    options: for Engine. Files in the table of exceptions in docs/explanation/hardening.md do not raise it.
+    options: for Engine. Files in the table of exceptions in docs/explanation/hardening.md raise no Finding.
     """
     python, native = _program_or_error(path), _engine_or_error(path, **options)
     extreme = EXTREME_JSON.search(path.read_bytes()) is not None
@@ -146,7 +146,7 @@ def judge_detector(path: Path, number: int) -> str:
                 raise Finding(f"{name} differ from the reference")
         return "accepted | equal integers"
     except FqvitError as error:
-        if reached:  # errors of the parts do not name the file; the caller knows it
+        if reached:  # errors of the parts do not name the file; the caller knows its name
             return f"engine | {error}"
         return f"{_stage(str(error))} | {checked_line(error, path)}"
     except Finding:

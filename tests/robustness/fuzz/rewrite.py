@@ -40,7 +40,7 @@ def zipped(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> byt
             for name, data in members:
                 archive.writestr(name, data)
         return out.getvalue()[:most]
-    except Exception:  # zipfile raises almost anything on damage
+    except Exception:  # zipfile raises almost any exception for a damaged file
         return bytewise(raw, most)
 
 

@@ -189,7 +189,7 @@ def with_op(op: Json, constants: Constants, case: Case | None = None) -> bytes:
 
 
 def text_with(op: str, case: Case) -> str:
-    """Return the JSON of a program with the JSON text of an op."""
+    """Return the JSON of a program that contains an op, which is given as JSON text."""
     flat, output = flattened(case.op, case.constants)
     header = header_of([*BEFORE, {"op": "HERE"}, flat], output) | {"version": 2 if '"width"' in op else 1}
     return json.dumps(header).replace('{"op": "HERE"}', op)

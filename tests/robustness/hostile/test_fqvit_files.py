@@ -116,8 +116,11 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "null for a shift": (set_op("matmul", shift=None), r"ops\[\d+\]\.shift: expected int, got null"),
     "a boolean for a shift": (set_op("matmul", shift=True), r"ops\[\d+\]\.shift: expected int, got bool"),
     "a float shift": (set_op("matmul", shift=41.5), r"ops\[\d+\]\.shift: expected int, got float"),
-    "a whole float shift": (set_op("matmul", shift=41.0), r"ops\[\d+\]\.shift: expected int, got float"),
-    "a whole float multiplier": (set_op("matmul", mult=1073741824.0), r"ops\[\d+\]\.mult: expected int \| str, got float"),
+    "a float shift without a fraction": (set_op("matmul", shift=41.0), r"ops\[\d+\]\.shift: expected int, got float"),
+    "a float multiplier without a fraction": (
+        set_op("matmul", mult=1073741824.0),
+        r"ops\[\d+\]\.mult: expected int \| str, got float",
+    ),
     "a float zero point": (set_op("matmul", y_zero=1.5), r"ops\[\d+\]\.y_zero: expected int, got float"),
     "a float zero point where a name is allowed": (set_op("linear", y_zero=1.0), r"ops\[\d+\]\.y_zero: expected .*, got float"),
     "a float in a tuple": (

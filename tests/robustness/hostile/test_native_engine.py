@@ -342,7 +342,7 @@ def test_i32_outputs_that_exceed_31_bits_are_rejected(path: Path) -> None:
     assert_rejected(path, "linear to i32", {}, shifts)
 
 
-def test_only_ops_with_4_bit_weights_may_read_them(path: Path) -> None:
+def test_other_ops_may_not_read_packed_weights(path: Path) -> None:
     case = CASES["linear, 4 bits"]
     for more in (
         {"op": "take", "y": "z", "x": "x", "index": "y.w"},

@@ -98,7 +98,10 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         set_tensor(table_of("row_codes"), "U8", [4], 16),
         ATTEND + "16 levels for codes up to 16",
     ),
-    "attention codes without the largest": (set_tensor(table_of("row_codes"), "U8", [4], 3), ATTEND + "a row of .* may lack"),
+    "rows without the code of largest weight": (
+        set_tensor(table_of("row_codes"), "U8", [4], 3),
+        ATTEND + "a row of .* may lack",
+    ),
     "a table of 32 bits": (set_tensor(table_of("row_codes"), "I32", [4]), r"softmax: constant '\S+\.table' is int32"),
     "regions with one axis": (
         lambda header, tensors: tensors.update({masked(header)["region"]: ("U8", [4], bytes(4))}),
@@ -108,7 +111,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "shifts above 15": (set_tensor(alpha_of, "U8", [16], 255), "has a shift above 15"),
     "shifts for another number of channels": (set_tensor(alpha_of, "U8", [15]), r"constant 'alpha\.0' has shape"),
     "shifts of 16 bits": (set_tensor(alpha_of, "U16", [16]), r"constant 'alpha\.0' is uint16"),
-    "a shift that is a number": (set_op("lookup", alpha=0), r"ops\[\d+\]\.alpha: expected .*, got int"),
+    "a number instead of the name of the shifts": (set_op("lookup", alpha=0), r"ops\[\d+\]\.alpha: expected .*, got int"),
     "missing shifts": (set_op("lookup", alpha="none"), "constant 'none' is missing"),
     "a table for codes of fewer bits": (set_tensor(table_of("lookup"), "I16", [256]), r"constant '\S+\.table' has shape"),
     "codes of 17 bits": (set_op("add", bits=17), "bits is 17"),

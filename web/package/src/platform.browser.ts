@@ -3,7 +3,7 @@ import { checkFileSize } from "./load.js";
 import type { Platform, Thread } from "./platform.js";
 import WORKER from "worker-script";
 
-/** Start the worker from a blob: it needs no file of its own, so bundlers and pages opened as file: have nothing to find. */
+/** Start the worker from a blob. It needs no file of its own, which bundlers and pages opened from disk would have to find. */
 function startWorker(): Thread {
   const address = URL.createObjectURL(new Blob([WORKER], { type: "text/javascript" }));
   let worker: Worker;

@@ -131,7 +131,7 @@ function colored(image: Image, found: readonly Detected[]): ImageData {
   return out;
 }
 
-/** Show for every image with an embedding the most similar other ones. */
+/** For every image with an embedding, show the other images that are most similar to it. */
 export function showNeighbours(entries: readonly Entry[]): void {
   const embedded = entries.filter((entry) => entry.answer?.embedding);
   for (const entry of embedded) {

@@ -50,7 +50,7 @@ export async function readAnswers(file: File): Promise<Answers> {
   };
 }
 
-/** Compare every image of the page with the answer of the same file name; a single image also with a single answer. */
+/** Compare every image with the answer for its file name; if there is one image and one answer, their names may differ. */
 export function compare(fingerprint: string, images: readonly Classified[], answers: Answers): Compared[] {
   if (answers.fingerprint !== fingerprint) {
     const text = `The models differ: this page has fingerprint ${fingerprint}, the JSON file ${answers.fingerprint}. Choose the same model file.`;

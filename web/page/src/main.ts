@@ -17,7 +17,7 @@ const BEST = 5;
 
 let model: Model | null = null;
 let source: FileSource | null = null;
-let loading = 0; // number of the last load: earlier ones are ignored
+let loading = 0; // number of the last load: the results of earlier loads are ignored
 let isWorking = false;
 const entries: Entry[] = []; // newest first
 
@@ -124,7 +124,7 @@ async function answerOf(current: Model, image: Image, entry: Entry): Promise<Ans
 }
 
 async function sha256(pixels: Uint8Array): Promise<string | null> {
-  if (globalThis.crypto?.subtle === undefined) return null; // plain http: from another machine
+  if (globalThis.crypto?.subtle === undefined) return null; // not available on a page served by another machine over plain http
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", pixels as Uint8Array<ArrayBuffer>));
   return Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -42,7 +42,7 @@ def run(
         wanted = _embedded(images, model, gallery, name, threads, unreadable)
     gallery.check_same_program(wanted, str(queries or model))
     if name not in wanted.info:
-        raise FqvitError(f"{queries}: no output {name!r}, which {file} is searched by. Embed the queries with --output {name}.")
+        raise FqvitError(f"{queries}: no output {name!r} to compare with {file}. Embed the queries with --output {name}.")
     start = time.perf_counter()
     with busy(f"searching {len(gallery)} vectors"):
         found = nearest(gallery, wanted, name, count, threads)

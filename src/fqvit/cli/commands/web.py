@@ -56,7 +56,7 @@ def _serve(content: dict[str, bytes], port: int, browser: bool, as_json: bool) -
         if as_json:
             say_json({"address": server.address})
         else:
-            say(f"{server.address} (Ctrl-C ends)")
+            say(f"{server.address} (Ctrl-C stops the server)")
         sys.stdout.flush()
         if browser and _has_display():
             import webbrowser

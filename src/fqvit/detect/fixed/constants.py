@@ -241,7 +241,7 @@ def anchor_halves(stride: int, s: DetectSettings) -> tuple[tuple[int, int], ...]
 
 
 def least_area(finest: float, level: int) -> int:
-    """Return the smallest area of a box on this level, as level_of in float/roialign.py: side >= finest (2^level - 1e-6)."""
+    """Return the smallest area of a box on this level, by the rule of float/roialign.py: side >= finest (2^level - 1e-6)."""
     side = Fraction(finest) * (2**level - Fraction(1, 10**6)) * 2**BOX_FRACTION
     least: int = math.ceil(side * side)
     return least

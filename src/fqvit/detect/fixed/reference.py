@@ -57,7 +57,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class _Head:
-    """One head. side: of its RoI features   align_params: RoIAlign parameters, one per map   at_once: most boxes per call"""
+    """One head. side: side of its RoI features   align_params: RoIAlign, one per map   at_once: maximum boxes per call"""
 
     runner: Runner
     side: int

@@ -42,9 +42,9 @@ class AlignParams:
 Align = Callable[[Bytes, Integers, int, AlignParams], Bytes]
 
 
-def level_of(boxes: Integers, least: Sequence[int]) -> Integers:
-    """Return the index of the map for each box, i64 [n]: the number of ascending areas `least` that the box's area reaches."""
-    return np.searchsorted(np.array(least, np.int64), areas(boxes), side="right").astype(np.int64)
+def level_of(boxes: Integers, thresholds: Sequence[int]) -> Integers:
+    """Return the index of the map for each box, i64 [n]: how many of the ascending `thresholds` the box's area reaches."""
+    return np.searchsorted(np.array(thresholds, np.int64), areas(boxes), side="right").astype(np.int64)
 
 
 def axis_weights(low: int, high: int, cell: int, bins: int, size: int) -> Integers:
@@ -113,13 +113,13 @@ def native_roi_align(threads: int, isa: str = "") -> Align:
 
 
 def multiscale_roi_align(
-    levels: Sequence[Bytes], boxes: Integers, side: int, least: Sequence[int], params: Sequence[AlignParams], align: Align
+    levels: Sequence[Bytes], boxes: Integers, side: int, thresholds: Sequence[int], params: Sequence[AlignParams], align: Align
 ) -> Bytes:
     """RoIAlign of each box on the map for its area: levels u8 [h, w, C], boxes i64 [n, 4] -> u8 [n, side, side, C].
 
-    least: areas, as in level_of   params: one per level   align: roi_align or a result of native_roi_align
+    thresholds: areas, as in level_of   params: one per level   align: roi_align or a result of native_roi_align
     """
-    chosen = level_of(boxes, least)
+    chosen = level_of(boxes, thresholds)
     rois = np.zeros((len(boxes), side, side, levels[0].shape[-1]), np.uint8)
     for level, (map_, own) in enumerate(zip(levels, params, strict=True)):
         members = np.flatnonzero(chosen == level)

@@ -90,7 +90,7 @@ def weights(
     emulate: reproduce the program's codes by a table lookup, else quantize uniformly to `bits`
     """
     if reader is None:
-        said = "no op multiplies these attention codes by V, which QDQ ONNX cannot express"
+        said = "QDQ ONNX cannot express attention codes that no op multiplies by V"
         raise FqvitError(f"{op.y}: {said}. Export with --to onnx instead.")
     relative = _minus_row_max(graph, op.y, _masked(graph, op.y, x, region))
     if not emulate:

@@ -74,7 +74,7 @@ def sizes_of(found: Canonical) -> tuple[str, tuple[int, tuple[int, ...], int]]:
 
 
 def heads_of(found: Canonical, hints: Hints, stages: int) -> tuple[int, ...]:
-    """Return the number of heads: of a Swin one per stage, from its bias tables; of a ViT from the hints or the layout."""
+    """Return the numbers of heads: for a Swin, one per stage, from its bias tables; for a ViT, from the hints or the layout."""
     if is_swin(found):
         tables = [found.tensors.get(f"layers.{i}.blocks.0.attn.relative_position_bias_table") for i in range(stages)]
         return tuple(table.shape[1] if table is not None and table.ndim == 2 else 1 for table in tables)
@@ -194,7 +194,7 @@ def _same_sizes(row: Row, want: tuple[int, tuple[int, ...]], got: tuple[int, tup
     if want == got:
         return
     other = likely(row.series, *got, prefix)
-    # Same width but fewer blocks is an incomplete checkpoint, whose missing keys are named later.
+    # A checkpoint of the same width with fewer blocks is incomplete; a later check names its missing keys.
     if other is None and want[0] == got[0] and all(g <= w for g, w in zip(got[1], want[1], strict=False)):
         return
     problem = f"width {got[0]} and depth {_shown(got[1])} in {label}, expected {want[0]} and {_shown(want[1])}"

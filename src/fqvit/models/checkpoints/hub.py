@@ -75,7 +75,7 @@ def in_folder(folder: Path) -> Files | None:
 
 
 def _weights_of(config: str) -> tuple[str, ...]:
-    """Return the names of the weight files that belong to a config. A repository may have those of several libraries."""
+    """Return the names of the weight files that belong to a config. A repository may have files of several libraries."""
     return WEIGHTS[:2] if config == "config.json" else (*WEIGHTS[2:], *WEIGHTS[:2])
 
 

@@ -3,7 +3,7 @@
 This module handles timm (and the original DeiT, DINO, MAE and BEiT, which have the same names), the original Swin, Hugging
 Face's ViT, DeiT and Swin (names in files and in memory, which differ since version 5 of transformers), and Google's npz.
 Tensors are renamed and transposed, and q, k and v are concatenated; values do not change.
-See also: layouts/ (further layouts), checkpoint.py (reads files), recognise.py and fold.py (the steps after).
+See also: layouts/ (further layouts), checkpoint.py (reads files), recognise.py and fold.py (the next steps).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ FIXED: dict[str, tuple[object, ...]] = {
     "path_norm": (True,),
     "vision_use_head": (True,),
 }
-# Fields whose values are used, or show in the tensors.
+# Fields whose values are used, or can be seen from the tensors.
 USED = words(
     """
     hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act layer_norm_eps image_size patch_size
@@ -169,7 +169,7 @@ def read_config(config: Mapping[str, Any], label: str, source: str = "config.jso
             raise FqvitError(
                 f"{label}: {source}: a gated MLP with hidden_act '{act}', expected 'silu'. Pass the module itself."
             )
-        act = None  # shown by the tensors
+        act = None  # the tensors show that the MLP is gated
     if act is not None and act not in ACTIVATIONS:
         raise FqvitError(f"{label}: {source}: hidden_act '{act}', expected one of {', '.join(ACTIVATIONS)}.")
     heads = fields.get("num_heads", fields.get("num_attention_heads"))

@@ -2,7 +2,7 @@
 
 There are two calibrations of the same images. At some sites the wide one has more bits than the narrow one; in the residual
 stream it also has per-tensor scales instead of PTF. A unit is the set of such sites of one role in one block. Its gain
-is the KL divergence from the float model that raising it saves, measured with all other units wide. Units are raised from
+is the decrease in KL divergence from the float model if it is raised, measured with all other units wide. Units are raised from
 narrow to wide, in order of decreasing gain, until the expected top-1 loss is at most recipe.max_loss. Then narrow.py narrows
 weights of layers.
 See also: narrow.py (weights), calibrate.py (makes both calibrations), simulate.py (runs them).

@@ -50,7 +50,7 @@ class Moments:
 
     @staticmethod
     def of(exact: Sequence[Tensor], simulated: Sequence[Tensor], weights: Tensor | None = None) -> Moments:
-        """Compute the moments of batches [N, ..., K]; weights: of the positions [...], by default equal."""
+        """Compute the moments of batches [N, ..., K]; weights: one per position [...], equal by default."""
         size = exact[0].shape[-1]
         # Subtract an approximate mean first: float32 products then stay precise for small variances around large means.
         middle = simulated[0].reshape(-1, size).mean(0)

@@ -25,7 +25,7 @@ from fqvit.quant.fit import site_shapes
 from fqvit.quant.weights import pixel_linear
 from fqvit.system.progress import Progress
 
-MAX_ELEMENTS = 2**27  # per site, over all images: bounds the memory to a few times 512 MB
+MAX_ELEMENTS = 2**27  # per site, over all images: limits memory use to a few times 512 MB
 BATCH = 16
 
 # One list of batches per input of a node.
