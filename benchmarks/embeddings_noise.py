@@ -39,7 +39,7 @@ def kept(folder: Path) -> Floats:
 
 
 def noisy(vectors: Floats, cosine: float, random: np.random.Generator) -> Floats:
-    """Add a random vector, nearly orthogonal to it, to each row; the cosine of row and sum is then about `cosine`."""
+    """Add to each row a random vector that is nearly orthogonal to it; the cosine of row and sum is then about `cosine`."""
     noise = random.standard_normal(vectors.shape)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True) / np.linalg.norm(noise, axis=1, keepdims=True)
     return (vectors + noise * lengths * np.sqrt(cosine**-2 - 1)).astype(np.float32)

@@ -266,7 +266,7 @@ def test_with_bits_changes_no_other_field(name: str, bits: str) -> None:
     )
 
 
-def test_few_bits_select_the_methods_of_the_recipes_for_them() -> None:
+def test_with_methods_adds_the_methods_of_the_low_bit_recipes() -> None:
     def chosen(name: str, bits: str) -> Recipe:
         return msgspec.structs.replace(with_methods(with_bits(RECIPES[name], bits)), name="")
 

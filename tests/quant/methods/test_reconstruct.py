@@ -47,7 +47,7 @@ def test_segments_partition_the_graph_at_residual_sums(kind: str) -> None:
         assert all(name in inside for node in each.nodes for name in node.inputs)
 
 
-def test_importance_is_that_of_the_class_token_after_the_last_block() -> None:
+def test_only_the_class_token_has_importance_after_the_last_block() -> None:
     model = float_model("vit")
     graph = trace(model.module)
     found = importance(graph, model.preprocess, images_for(model.preprocess, 8))
@@ -98,13 +98,13 @@ def test_the_model_is_not_changed(one_thread: None) -> None:
         assert torch.equal(value, before[name]) and not value.requires_grad
 
 
-def test_images_that_segments_share_are_learned_on_tokens() -> None:
+def test_segments_learned_on_random_tokens_treat_every_token_alike() -> None:
     """MLPs are learned on random tokens, so all of their leaves must treat every token alike."""
     graph = trace(float_model("vit").module)
     kinds = {type(node.leaf) for each in segments(graph) if each.alike for node in each.nodes}
     assert layers.Gelu in kinds and layers.Softmax not in kinds
 
 
-def test_sites_of_low_recipes() -> None:
+def test_recipe_w4a4_has_16_bit_residuals_and_8_bit_scores() -> None:
     recipe: Recipe = RECIPES["w4a4"]
     assert recipe.sites["residual"].bits == 16 and recipe.sites["scores"].bits == 8

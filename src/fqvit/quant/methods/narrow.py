@@ -4,7 +4,7 @@ Weights are rounded once per width for the whole network. The cost of a layer at
 the float model that narrowing only this layer adds; at the other widths it is that cost times the ratio of the squared rounding
 errors. Layers are narrowed in steps, in increasing order of cost per saved byte (the lower convex hull of each layer's widths),
 until the file is at most recipe.max_size, or else as long as the expected top-1 loss is at most recipe.max_loss.
-See also: auto.py (raises the bits of sites before), compensate.py (rounds weights).
+See also: auto.py (runs first and raises the bits of sites), compensate.py (rounds weights).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def choose(
             return size_of(found) <= largest
         return measured(found, len(images)).loss <= limit
 
-    # Narrowing `low` layers satisfies the limit and `high` does not; for a size it is the other way round.
+    # The first `low` steps satisfy a loss limit and the first `high` do not; for a size limit it is the other way round.
     low, high = (-1, len(steps)) if largest is not None else (0, len(steps) + 1)
     rounds = range(max(high - low - 1, 1).bit_length())
     for _ in progress(rounds, len(rounds), "searching widths") if progress else rounds:
