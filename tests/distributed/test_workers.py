@@ -167,7 +167,7 @@ def test_workers_with_different_images_are_rejected() -> None:
 
 def test_images_are_sampled_only_for_recipes_that_need_a_second_pass() -> None:
     sizes = {name: sample_size(recipe) for name, recipe in RECIPES.items()}
-    second = {"w4": 128, "embedding": 128, "auto": 128, "ptq-vit": 128, "bit-split": 256}
+    second = {"w4": 128, "w6a6": 128, "w4a4": 128, "embedding": 128, "auto": 128, "ptq-vit": 128, "bit-split": 256}
     assert {name: size for name, size in sizes.items() if size} == second
 
 

@@ -104,7 +104,7 @@ def test_the_patch_embedding_of_normalised_images_equals_that_of_integer_pixels(
     model = float_model("vit")
     simulation = Simulation(model, calibration_of(model))
     node = simulation.graph.node("patch_embed.proj")
-    found = simulation._nearest(node)
+    found = simulation.nearest(node)
     images = images_for(model.preprocess, 2)
     patches = images.reshape(2, 3, 4, 3, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(2, 9, 48).astype(np.int64)
     units = (patches - pixel_zero(model.preprocess)) @ found.w.T.astype(np.int64) + found.bias
@@ -198,7 +198,7 @@ def test_convolutions_match_integer_sums_over_codes(recipe: Recipe) -> None:
     assert simulation.input_scales(conv).tolist() == ROI.scale.tolist() * 9  # type: ignore[union-attr]
 
     def linear(node: str, rows: Tensor) -> Tensor:
-        found = simulation._nearest(simulation.graph.node(node))
+        found = simulation.nearest(simulation.graph.node(node))
         units = rows.double() @ torch.from_numpy(found.w.T.astype(np.float64)) + torch.from_numpy(found.bias)
         return units * torch.from_numpy(found.scale)
 

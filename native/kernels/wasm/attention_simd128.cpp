@@ -48,7 +48,7 @@ struct Layout {
     }
 };
 
-// Loads 8 codes and subtracts the zero point, as i16; 0 past the first `count`, of which only these are read.
+// Loads 8 codes and subtracts the zero point, as i16. If `count` < 8, reads only `count` codes; the other lanes are 0.
 FQVIT_SIMD_INLINE v128_t load_centered(const std::uint8_t* p, std::int64_t count, v128_t zero) {
     if (count >= 8) return wasm_i16x8_sub(wasm_u16x8_load8x8(p), zero);
     std::uint8_t copy[8] = {};

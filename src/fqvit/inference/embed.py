@@ -236,7 +236,7 @@ class PartsFolder(Sequence[Embeddings]):
 
 @contextmanager
 def _saying_what_is_kept(folder: PartsFolder) -> Iterator[None]:
-    """Add to an error of the block that finished parts are kept."""
+    """If the block raises FqvitError, append to its message how many finished parts are kept."""
     try:
         yield
     except FqvitError as error:

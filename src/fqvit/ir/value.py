@@ -32,7 +32,7 @@ DAMAGED = "The file is damaged or was not written by fqvit."
 class Value:
     """Static properties of one buffer. lo..hi: the range of its integers. shape: without the batch axis.
 
-    Only for codes a of LogSoftmax, where `last` is the largest code: row_sum bounds the sum of 2^(last - a) over a row;
+    Only for codes of LogSoftmax, whose largest is `last`: row_sum bounds the sum of 2^(last - a) over the codes a of a row;
     masked: code `last` marks masked pairs of tokens, so it must mean an attention weight of 0.
     Only for codes of RowCodes: row_code occurs in every row; mask_code is the code of masked pairs of tokens.
     """

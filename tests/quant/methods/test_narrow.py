@@ -43,7 +43,7 @@ def unlimited(kind: str) -> tuple[FloatModel, Calibration, Choice]:
     "points, kept",
     [
         ([(0, 0.0), (2, 0.1), (4, 1.0)], [0, 1, 2]),
-        ([(0, 0.0), (2, 0.9), (4, 1.0)], [0, 2]),  # half the bytes for nearly the whole cost are no good step
+        ([(0, 0.0), (2, 0.9), (4, 1.0)], [0, 2]),  # half the saving at nearly the full cost: not worth a step of its own
         ([(0, 0.0), (2, 0.0), (4, 0.0)], [0, 1, 2]),
         ([(0, 0.0), (0, 0.0), (4, 0.1)], [0, 2]),  # nothing saved
         ([(0, 0.0)], [0]),

@@ -85,7 +85,7 @@ def test_spaced_codes_of_gelu_are_bytes_with_as_many_values_as_the_bits_allow(bi
 
 
 def test_evenly_spaced_codes_of_gelu_are_kept_if_they_have_less_error() -> None:
-    """With 7 bits most of the 256 codes occur, and one scale per channel is worth more than their spacing."""
+    """With 7 bits, half of the 256 byte values occur, and one scale per channel is worth more than their spacing."""
     x = torch.nn.functional.gelu(2 * torch.randn(500, 24, generator=torch.Generator().manual_seed(0)) - 1)
     q = least_error(site("gelu", 7), x, covering(x, "gelu", 7), torch.ones(24), spaced=True)
     assert (q.bits, q.width, q.grid) == (7, 7, ())

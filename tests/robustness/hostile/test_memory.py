@@ -138,7 +138,7 @@ CASES: dict[str, tuple[bytes, str]] = {
     ),
     "program i32 scores of a large map.fqvit": (
         program([COLUMN, {"op": "linear", "y": "z", "x": "column", "out": "acc"}, MAP], THREE, "scores"),
-        "its buffers need 1536 MB",
+        "its buffers need 1536 MiB",
     ),
     "program a large view.fqvit": (program([FLAT], {}), "accepted"),
     "safetensors a tensor without data.safetensors": (
