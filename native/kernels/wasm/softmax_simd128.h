@@ -125,7 +125,7 @@ inline void log_weights(const Attention& head, const ScoreRow& row, std::uint8_t
 }
 
 // Any kind: computes the weight of each distance, then looks up the weight of each token. Returns the sum of the
-// weights of RELATIVE.
+// weights, which only RELATIVE needs.
 inline std::int64_t softmax_row(const Attention& head, const ScoreRow& row, std::uint8_t top, std::int16_t* weights) {
     const std::int64_t last = std::min<std::int64_t>(head.table_length, 256) - 1;
     std::int64_t sum = 0, farthest = 0;
