@@ -150,8 +150,8 @@ void Add::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* s
     }
 }
 
-// Prepares the epilogue. Returns false if acc_term is not a plain accumulator, or if the other term is i32 or smaller
-// than the output.
+// Prepares the epilogue. Returns false if acc_term is not a plain accumulator, or if the other term is of type i32
+// or has fewer elements than the output.
 bool Add::make_epilogue(std::size_t acc_term) {
     const Term &acc = terms_[acc_term], &x = terms_[1 - acc_term];
     const auto all_zero = [](const std::vector<std::int32_t>& v) {

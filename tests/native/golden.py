@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-# The first one must be a classifier of pixels.
+# The first one must be a classifier with pixels as input.
 NAMES = ["tiny_v1", *sorted({path.stem for path in GOLDEN.glob("*_v?.npz")} - {"tiny_v1"})]
 
 

@@ -45,7 +45,7 @@ FQVIT_INLINE void store_i16(void* p, std::uint32_t mask, Vector v) { _mm512_mask
 FQVIT_INLINE Vector load_i32(const void* p, std::uint16_t mask) { return _mm512_maskz_loadu_epi32(mask, p); }
 FQVIT_INLINE void store_i32(void* p, std::uint16_t mask, Vector v) { _mm512_mask_storeu_epi32(p, mask, v); }
 FQVIT_INLINE Vector load_i64(const void* p, std::uint8_t mask) { return _mm512_maskz_loadu_epi64(mask, p); }
-// From each of four addresses, one per lane: those of the 16 bytes that are in the mask, 0 elsewhere.
+// Loads 16 bytes into each lane of 128 bits, from one address per lane. All lanes have the same mask.
 FQVIT_INLINE Vector load_lanes(const void* a, const void* b, const void* c, const void* d, std::uint16_t mask) {
     const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_maskz_loadu_epi8(mask, a)),
                                                 _mm_maskz_loadu_epi8(mask, b), 1);
@@ -144,7 +144,7 @@ FQVIT_INLINE Vector shr_i32(Vector a, unsigned n) { return _mm512_srli_epi32(a, 
 FQVIT_INLINE Vector shr_i64(Vector a, unsigned n) { return _mm512_srli_epi64(a, n); }
 FQVIT_INLINE Vector sar_i32(Vector a, unsigned n) { return _mm512_srai_epi32(a, n); }
 FQVIT_INLINE Vector sar_i64(Vector a, unsigned n) { return _mm512_srai_epi64(a, n); }
-// A number above 31 gives 0.
+// Only shl_each_i32 also takes larger numbers; they give 0.
 FQVIT_INLINE Vector shl_each_i32(Vector a, Vector n) { return _mm512_sllv_epi32(a, n); }
 FQVIT_INLINE Vector shl_each_i64(Vector a, Vector n) { return _mm512_sllv_epi64(a, n); }
 FQVIT_INLINE Vector sar_each_i32(Vector a, Vector n) { return _mm512_srav_epi32(a, n); }

@@ -32,8 +32,8 @@ ROWS_AT_ONCE = 64  # bounds the memory of the int32 sums
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
     """Resize by OpenCV's bilinear interpolation, u8 [h, w, C] -> [height, width, C].
 
-    before + after is 2047, 2048 or 2049, and always 2048 for n <= 5461. So a sum is at most 255 2049, and the last shift gives
-    at most (1020 + 2) >> 2 = 255: nothing saturates.
+    before + after is 2047, 2048 or 2049, and always 2048 for n <= 5461. So a sum is at most 255 * 2049, and the last shift
+    gives at most (1020 + 2) >> 2 = 255: nothing saturates.
     """
     if pixels.shape[:2] == (height, width):
         return pixels
