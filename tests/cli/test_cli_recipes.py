@@ -82,6 +82,17 @@ def test_max_size_limits_the_file(tmp_path: Path) -> None:
     for size in ("0", "-1", "4 apples", "1e6"):
         assert_rejected(fqvit(*words, "--max-size", size), "expected a number of bytes")
     assert_rejected(fqvit(*words, "--save-recipe", tmp_path / "x.json"), "expected a name that ends in .toml")
+    both = tmp_path / "x.toml"
+    assert_rejected(fqvit("quantize", "-o", both, "--save-recipe", both), "x.toml: given for two outputs")
+
+
+def test_a_recipe_file_with_bits_keeps_its_own_methods(tmp_path: Path) -> None:
+    """Even if its name is that of a built-in recipe, to which --bits would add methods."""
+    own, out = tmp_path / "fqvit.toml", tmp_path / "x.fqvit"
+    own.write_text('base = "fqvit"\n')
+    assert fqvit("quantize", "--recipe", own, "--bits", "6/6/4", "--images", 2, "-o", out).code == 0
+    recipe = Program.load(out).header.recipe
+    assert (recipe["name"], recipe["weight_bits"], recipe["rounding"]) == ("fqvit", 6, "nearest")
 
 
 def test_max_loss_is_only_valid_with_recipe_auto(weights: Path, tmp_path: Path) -> None:

@@ -37,6 +37,12 @@ def test_patch_tokens_count_if_they_are_an_output() -> None:
     assert (both > EQUAL).all() and both[0] > both[1:].max()
 
 
+def test_sign_bits_give_no_weights_because_they_have_no_gradient() -> None:
+    assert weights_of(float_model("vit"), ("class:sign",)) == {}
+    both, one = (weights_of(float_model("vit"), outputs) for outputs in (("class:sign", "class"), ("class",)))
+    assert both.keys() == one.keys()
+
+
 def test_weights_have_mean_1_and_the_shape_of_the_positions() -> None:
     for kind in MODELS:
         model = float_model(kind)

@@ -30,7 +30,10 @@ EQUAL = 0.1  # share of the weights that all positions get alike
 
 
 def token_weights(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) -> dict[str, Tensor]:
-    """Return the weight of each position of the outputs [N, ..., C] of linear layers and patch embeddings: {layer: [...]}."""
+    """Return the weight of each position of the outputs [N, ..., C] of linear layers and patch embeddings: {layer: [...]}.
+
+    Empty if no output has a gradient.
+    """
     chosen = images[np.arange(min(IMAGES, len(images))) * len(images) // min(IMAGES, len(images))]
     generator = torch.Generator().manual_seed(SEED)
     squares: dict[str, Tensor] = {}
@@ -45,6 +48,9 @@ def token_weights(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8
                 return y
 
             results = graph.run_all(normalise(chosen[first : first + BATCH], preprocess), visit)
+            results = tuple(y for y in results if y.requires_grad)  # sign bits have no gradient
+            if not results:
+                return {}
             for _ in range(PROJECTIONS):
                 _add_squares(
                     squares,

@@ -53,6 +53,14 @@ def test_the_steps_of_a_layer_have_increasing_costs_per_byte(points: list[tuple[
     assert hull(points) == kept
 
 
+def test_a_size_limit_is_judged_even_if_no_width_is_left_to_try() -> None:
+    _, calibration, choice = search(msgspec.structs.replace(AUTO, weight_bits=4, max_size=10))
+    assert (
+        not choice.narrowed and choice.max_size == 10 and choice.bytes is not None and choice.bytes > 10 and not choice.reached
+    )
+    assert calibration.recipe.layer_bits == {}
+
+
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
 def test_every_layer_is_narrowed_to_4_bits_if_any_loss_is_allowed(kind: str) -> None:
     model, calibration, choice = unlimited(kind)

@@ -10,6 +10,7 @@ import torch
 from fqvit.lowering.lower import lower
 from fqvit.models import layers
 from fqvit.models.graph import run_float, trace
+from fqvit.models.outputs import output_graph
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.methods import reconstruct as module
@@ -54,6 +55,13 @@ def test_only_the_class_token_has_importance_after_the_last_block() -> None:
     last = found[segments(graph)[-2].nodes[-1].name]
     assert last.shape[0] > 1 and float(last[1:].abs().max()) == 0 < float(last[0].min())
     assert all(abs(float(value.mean()) - 1) < 1e-4 for value in found.values())
+
+
+def test_sign_bits_give_no_importance_because_they_have_no_gradient() -> None:
+    model = float_model("vit")
+    p = model.preprocess
+    graph = output_graph(model.module, (p.channels, p.height, p.width), outputs=("class:sign",))
+    assert importance(graph, p, images_for(p, 4)) == {}
 
 
 def test_learning_reduces_the_error_of_compensated_rounding(one_thread: None) -> None:

@@ -62,7 +62,8 @@ def run(
         raise FqvitError("--features: deprecated, and --output is given already. Leave out --features.")
     if calibration_file is None:
         recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile, max_size)
-        recipe = recipe if bits is None else with_methods(recipe)
+        if bits is not None and (recipe_name is None or recipe_name in RECIPES):  # a file keeps its own methods
+            recipe = with_methods(recipe)
         check_integer(recipe)
     else:
         given = {
@@ -87,6 +88,10 @@ def run(
     for path in (out, save_recipe, save_calibration):
         if path is not None:
             inputs.check_output(path, weights, classes, calibration_file, recipe_name)
+    written = [path for path in (out, save_recipe, save_calibration) if path is not None]
+    twice = next((path for path in written if written.count(path) > 1), None)
+    if twice is not None:
+        raise FqvitError(f"{twice}: given for two outputs. Choose another name for one of them.")
     inputs.require_torch("quantize")
     from fqvit.ir.file import file_size
     from fqvit.lowering.lower import lower

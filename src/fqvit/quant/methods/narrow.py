@@ -64,7 +64,7 @@ def choose(
     assert choice is not None and limit is not None and (largest is None or size_of is not None)
     candidates = [node for node in graph.nodes if isinstance(node.leaf, layers.Linear) and not is_output(node)]
     widths = [calibration.recipe.weight_bits, *sorted({w for w in search.widths if w < calibration.recipe.weight_bits})[::-1]]
-    if len(widths) == 1 or not candidates:
+    if not candidates or (len(widths) == 1 and largest is None):
         return calibration
     exact = torch.cat([run_float(graph, normalise(batch, model.preprocess)) for batch in auto.batches(images)])
     rounded, dequantized = {}, {}

@@ -65,7 +65,8 @@ def importance(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) 
     """Return the importance [T, C] of the errors of every segment's output, with mean 1: {name of its last node: importance}.
 
     It is the mean squared gradient of the log-probability of a class that is drawn from the model's own prediction: the
-    diagonal of the Fisher information. Without logits, a random projection of the normalized output takes its place.
+    diagonal of the Fisher information. Without logits, a random projection of the normalized output takes its place. Empty if
+    there is one segment only, or if the output has no gradient (sign bits).
     """
     ends = {each.end.name for each in segments(graph)} - {graph.output}
     logits = graph.node(graph.output).leaf.role == "logits"
@@ -83,6 +84,8 @@ def importance(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) 
 
         with torch.enable_grad():
             y = graph.run(normalise(images[first : first + BATCH], preprocess), visit).flatten(1)
+            if not y.requires_grad:
+                return {}
             if logits:
                 drawn = torch.multinomial(y.detach().softmax(-1), 1, generator=random)[:, 0]
                 F.cross_entropy(y, drawn, reduction="sum").backward()  # type: ignore[no-untyped-call]
