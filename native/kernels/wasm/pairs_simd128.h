@@ -29,7 +29,7 @@ FQVIT_SIMD_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std
                                      std::int64_t pairs, std::int32_t* out, std::int64_t stride) {
     v128_t left[sizeof...(r)] = {((void)r, wasm_i32x4_const_splat(0))...};
     v128_t right[sizeof...(r)] = {((void)r, wasm_i32x4_const_splat(0))...};
-    for (auto left_pairs = static_cast<std::int32_t>(pairs); left_pairs > 0; --left_pairs) {
+    for (auto remaining = static_cast<std::int32_t>(pairs); remaining > 0; --remaining) {
         const v128_t b_left = wasm_v128_load(b), b_right = wasm_v128_load(b + 8);
         (add_pair<row * r>(left[r], right[r], a, b_left, b_right), ...);
         a += next, b += 2 * TILE_COLUMNS;

@@ -86,7 +86,7 @@ export class Library {
     });
   }
 
-  /** Fill a struct with a function and read it. */
+  /** Call a function that fills a struct, and read the struct. */
   described<T>(name: string, size: number, values: readonly number[], read: (at: number) => T): T {
     return this.with(size, (at) => {
       this.checked(name, ...values, at, size);

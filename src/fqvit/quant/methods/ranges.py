@@ -119,10 +119,10 @@ def _common_factor(x: Tensor, q: QParams, importance: Tensor) -> QParams:
 
 
 def _gelu(x: Tensor, q: QParams, importance: Tensor, k: int) -> QParams:
-    """Scales that differ by powers of two: try finest scales; each channel takes the power with the least error."""
+    """Scales that differ by powers of two: try several largest scales; each channel takes the power with the least error."""
     widest = float(q.scale.max())
     best, found = np.inf, q
-    for factor in np.exp2(-np.arange(12) / 6):  # two octaves: the others differ by a power only
+    for factor in np.exp2(-np.arange(12) / 6):  # two octaves; further factors are these times a power of two
         scales = widest * factor / np.exp2(np.arange(k + 1))
         zeros = np.minimum(np.rint(GELU_DEPTH / scales), q.last).astype(np.int64)
         errors = torch.stack(
@@ -139,7 +139,8 @@ def _gelu(x: Tensor, q: QParams, importance: Tensor, k: int) -> QParams:
 def _spaced_gelu(x: Tensor, bits: int, importance: Tensor) -> QParams:
     """Return 2^bits of the 256 codes of 8 bits, with one scale: dense near 0, where most outputs of GELU are.
 
-    Codes above the zero point are (1 - bend) u + bend u^3 of the largest for u in equal steps, those below it evenly spaced.
+    Codes above the zero point are zero + (255 - zero) ((1 - bend) u + bend u^3) for u in equal steps up to 1; those below it
+    are evenly spaced.
     """
     step = max(1, x.numel() // ELEMENTS)
     values, weights = x.flatten()[::step].contiguous(), importance.expand_as(x).flatten()[::step]
@@ -157,7 +158,7 @@ def _spaced_gelu(x: Tensor, bits: int, importance: Tensor) -> QParams:
 
 
 def _curve(bits: int, top: float, bend: float, negative: int) -> QParams | None:
-    """Return codes for GELU_DEPTH below zero up to `top`, `negative` of them below zero. None if two of them coincide."""
+    """Return codes for values from -GELU_DEPTH to `top`, `negative` of them below zero. None if two of them coincide."""
     scale = (top + GELU_DEPTH) / 255
     zero = int(np.ceil(GELU_DEPTH / scale))
     u = np.arange(1, 2**bits - negative) / (2**bits - negative - 1)
