@@ -7,9 +7,9 @@ The CSV file is written by benchmarks/paper.py. --check writes nothing and fails
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
+
+from figure_file import write_or_check
 
 from fqvit.study.figure1 import draw
 from fqvit.study.table import read_csv
@@ -19,15 +19,5 @@ RESULTS = ROOT / "benchmarks" / "results" / "ablation.csv"
 FIGURE = ROOT / "docs" / "assets" / "figure1.svg"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    drawn = draw(read_csv(RESULTS.read_text(encoding="utf-8")))
-    if not parser.parse_args().check:
-        FIGURE.write_text(drawn, encoding="utf-8")
-    elif FIGURE.read_text(encoding="utf-8") != drawn:
-        sys.exit(f"{FIGURE.name}: out of date. Run benchmarks/figure1.py.")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(FIGURE, draw(read_csv(RESULTS.read_text(encoding="utf-8"))), "figure1.py", __doc__)

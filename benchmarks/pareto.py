@@ -8,10 +8,10 @@ A new row in either is a new dot. --check writes nothing and fails if the commit
 
 from __future__ import annotations
 
-import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
+
+from figure_file import write_or_check
 
 from fqvit.report.pareto import read_rows, size_accuracy
 from fqvit.report.svg import standalone
@@ -30,15 +30,5 @@ def draw() -> str:
     return standalone(size_accuracy(shown, float_top1, "DeiT-Tiny, 1,000 ImageNet validation images, integer programs"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    drawn = draw()
-    if not parser.parse_args().check:
-        FIGURE.write_text(drawn, encoding="utf-8")
-    elif FIGURE.read_text(encoding="utf-8") != drawn:
-        sys.exit(f"{FIGURE.name}: out of date. Run benchmarks/pareto.py.")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(FIGURE, draw(), "pareto.py", __doc__)

@@ -8,10 +8,10 @@ This is the figure in the README. It is drawn from results/table.csv (benchmarks
 
 from __future__ import annotations
 
-import argparse
 import csv
-import sys
 from pathlib import Path
+
+from figure_file import write_or_check
 
 from fqvit.report.svg import Axis, Canvas, standalone
 
@@ -87,15 +87,5 @@ def _speed(canvas: Canvas) -> str:
     return f"DeiT-Tiny: {', '.join(f'{name} {found[peer]:.1f}' for peer, (name, _) in PEERS.items())} milliseconds per image."
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    drawn = draw()
-    if not parser.parse_args().check:
-        FIGURE.write_text(drawn, encoding="utf-8")
-    elif FIGURE.read_text(encoding="utf-8") != drawn:
-        sys.exit(f"{FIGURE.name}: out of date. Run benchmarks/readme_figure.py.")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(FIGURE, draw(), "readme_figure.py", __doc__)
