@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,10 +36,13 @@ from fqvit.quant.leveling import level_keys
 from fqvit.quant.methods import auto, narrow
 from fqvit.quant.methods.bitsplit import bit_split
 from fqvit.quant.methods.compensate import compensate
+from fqvit.quant.methods.hessian import search_by_hessian
 from fqvit.quant.methods.reconstruct import reconstruct
+from fqvit.quant.methods.reparameterize import reparameterize
 from fqvit.quant.methods.similarity import search_intervals
 from fqvit.quant.observers import Attended, Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
 from fqvit.quant.plan import SitePlan, plan
+from fqvit.quant.points import observation_points
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import table_softmax
@@ -271,6 +273,10 @@ def _finish(
         calibration = bit_split(model, calibration, images, progress)
     if recipe.intervals == "similarity":
         calibration = search_intervals(model, calibration, images, progress)
+    if recipe.intervals == "reparameterized":
+        calibration = reparameterize(model, calibration, images, progress)
+    if recipe.intervals == "hessian":
+        calibration = search_by_hessian(model, calibration, images, progress)
     return calibration
 
 
@@ -366,20 +372,3 @@ def _tokens(chosen: Node, y: Tensor) -> Tensor:
     """Split concatenated tokens, so that the channels are those of the site: [N, T C] -> [N, T, C]."""
     assert isinstance(chosen.leaf, Take)
     return y.reshape(len(y), len(chosen.leaf.index), -1)
-
-
-def observation_points(graph: Graph) -> dict[str, str]:
-    """Return {node: the site observed at its output}.
-
-    Every site is observed at the node of the same name, except the norm before the selection of the class token: it is observed
-    after the selection, because its range need not cover the other tokens.
-    """
-    points = {node.name: node.name for node in graph.nodes}
-    readers = Counter(name for node in graph.nodes for name in node.inputs)
-    for node in graph.nodes:
-        if isinstance(node.leaf, Take) and node.leaf.join and node.leaf.index.ndim == 1:
-            (site,) = node.inputs
-            if site not in graph.outputs and readers[site] == 1 and graph.node(site).leaf.role == "norm":
-                del points[site]
-                points[node.name] = site
-    return points

@@ -97,8 +97,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # LayerNorm and Softmax in integers, or in float: then only the inputs of matrix products are quantized, and the recipe can
     # only be simulated.
     nonlinear: Literal["integer", "float"] = "integer"
-    # Scales from observed ranges, or searched for the best correlation with the float outputs (similarity.py).
-    intervals: Literal["observed", "similarity"] = "observed"
+    # Scales from observed ranges; searched for the best correlation with the float outputs (similarity.py); by percentiles,
+    # with reparameterized norms and log-sqrt2 attention (reparameterize.py); or searched by the Hessian, with twin codes of
+    # attention and GELU outputs (hessian.py).
+    intervals: Literal["observed", "similarity", "reparameterized", "hessian"] = "observed"
     # `auto`: raise the bits of sites until the top-1 loss, estimated without labels, is at most this many percentage points.
     max_loss: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     # `auto`: bits that weights of single layers may be narrowed to, until the loss reaches max_loss, or until the file has at
@@ -121,9 +123,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("gelu spaced requires ranges least-error")
         if self.rounding == "bit-split" and (self.nonlinear == "integer" or self.weight_group or self.intervals != "observed"):
             raise ValueError("rounding bit-split requires nonlinear float, weight_group 0 and intervals observed")
-        if self.intervals == "similarity" and not (
+        symmetric = self.intervals == "similarity"
+        if self.intervals != "observed" and not (
             self.nonlinear == "float"
-            and self.symmetric
+            and self.symmetric == symmetric
             and self.attention == "uniform"
             and self.qkv == "separate"
             and self.rounding == "nearest"
@@ -131,8 +134,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             and not self.weight_group
         ):
             raise ValueError(
-                "intervals similarity requires nonlinear float, symmetric true, attention uniform, qkv separate,"
-                " rounding nearest, channels false and weight_group 0"
+                f"intervals {self.intervals} requires nonlinear float, symmetric {str(symmetric).lower()}, attention uniform,"
+                " qkv separate, rounding nearest, channels false and weight_group 0"
             )
 
     @property
@@ -222,6 +225,8 @@ RECIPES = {
         Recipe(name="partial", nonlinear="float", **_PLAIN),
         Recipe(name="bit-split", nonlinear="float", rounding="bit-split", **_PLAIN),
         Recipe(name="ptq-vit", nonlinear="float", intervals="similarity", symmetric=True, **_PLAIN),
+        Recipe(name="ptq4vit", nonlinear="float", intervals="hessian", images=32, **_PLAIN),
+        Recipe(name="repq-vit", nonlinear="float", intervals="reparameterized", images=32, **_PLAIN),
     )
 }
 DEFAULT_RECIPE = "fqvit"
