@@ -46,7 +46,7 @@ def parse(text: str) -> Address:
     """Parse an address; raises FqvitError if it is not one."""
     match = ADDRESS.fullmatch(text)
     if match is None or ".." in (match[2] or "").split("/"):
-        raise FqvitError(f"{text}: not an address on the hub, expected hf:ORG/NAME or hf:ORG/NAME@REVISION.")
+        raise FqvitError(f"{text}: not a valid hf: address, expected hf:ORG/NAME or hf:ORG/NAME@REVISION.")
     return Address(text, match[1], match[2], match[3])
 
 
