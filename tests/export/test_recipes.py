@@ -1,4 +1,4 @@
-"""Programs of the recipes below 8 bits give the same bits on every backend: engine, ONNX Runtime, compiled C, golden vectors."""
+"""Recipes below 8 bits give the same bits on every backend: engine, ONNX Runtime, compiled C and golden vectors."""
 
 from __future__ import annotations
 
