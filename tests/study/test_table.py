@@ -120,6 +120,13 @@ def test_simulated_baselines_are_rows_of_the_table(
     assert published("deit_small_patch16_224", name, "6/6/6") == {"ptq4vit": 76.28, "repq-vit": 78.90}[name]
 
 
+def test_a_recipe_file_with_a_size_limit_is_a_row_of_the_table(tmp_path: Path) -> None:
+    recipe = tmp_path / "small.toml"
+    recipe.write_text('base = "auto"\nrounding = "nearest"\nmax_size = 420000\n')
+    (_, row) = fqvit(*SMALL, "--methods", recipe, "--cache", tmp_path / "cells", "--json").json["rows"]
+    assert row["method"] == "small" and row["runs"] == "integer" and 300_000 < row["file_bytes"] <= 420_000
+
+
 def test_a_failed_cell_is_named_and_the_others_are_printed(tmp_path: Path) -> None:
     recipe = tmp_path / "stray.toml"
     recipe.write_text('base = "minmax"\n[sites."no.such.site"]\nbits = 8\n')
