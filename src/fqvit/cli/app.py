@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fqvit.cli import embeddings, guard, study
+from fqvit.cli import embeddings, guard, serving, study
 from fqvit.cli.detect import app as detect_app
 from fqvit.cli.options import (
     Backend,
@@ -361,29 +361,8 @@ def export(
     export_command.run(file, to.value, out, given, as_json)
 
 
-@command("web")
-def web(
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE.fqvit]", help="Program or detector. Default: the embedded model.", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Output folder. Default: named after FILE, in the current folder."),
-    ] = None,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Serve the page to browsers on this machine until Ctrl-C, and open it.")
-    ] = False,
-    port: Annotated[int, typer.Option(metavar="N", help="With --serve: port on 127.0.0.1. 0: any free one.")] = 0,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="With --serve: open the page in a browser.")] = True,
-    as_json: Json = False,
-) -> None:
-    """Write a web page that runs a program in the browser, or serve it on this machine."""
-    from fqvit.cli.commands import web as web_command
-
-    web_command.run(file, out, serve, port, browser, as_json)
-
-
+command("web")(serving.web)
+command("serve")(serving.serve)
 command("table")(study.table)
 command("ablate")(study.ablate)
 command("sweep-k")(study.sweep_k)

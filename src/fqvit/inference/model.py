@@ -119,16 +119,15 @@ class ProgramModel(Model):
     def classify(self, images: Any, top: int = 5) -> Any:
         if self.engine.header.output.kind != "logits":
             raise self._cannot("classify")
-        scale = self.engine.header.output.scale
-        results: list[list[Score]] = []
-        for pixels in self._batches(_listed(images)):
-            for codes in self.engine.run(pixels):
-                best = np.argsort(-codes.astype(np.int64), kind="stable")[:top].tolist()
-                results.append([self._score(index, int(codes[index]), scale) for index in best])
+        results = [self.best(codes, top) for pixels in self._batches(_listed(images)) for codes in self.engine.run(pixels)]
         return results[0] if _is_single(images) else results
 
-    def _score(self, index: int, code: int, scale: float) -> Score:
-        return Score(index, None if self.classes is None else self.classes[index], code * scale, code)
+    def best(self, codes: NDArray[np.int32], top: int) -> list[Score]:
+        """Return the `top` classes of one image, best first. codes: its logits as the engine returns them, i32 [classes]"""
+        scale = self.engine.header.output.scale
+        indices = np.argsort(-codes.astype(np.int64), kind="stable")[:top].tolist()
+        names = self.classes
+        return [Score(i, None if names is None else names[i], int(codes[i]) * scale, int(codes[i])) for i in indices]
 
     def chosen(self, output: str | Sequence[str] | None) -> dict[str, Info]:
         """Return the named outputs in the order given; None: all of them. A string may be comma-separated."""
