@@ -16,8 +16,7 @@ class Limits:
     """Limits of a server.
 
     body: bytes per request   pixels: per image   images: per request   queue: images that were accepted and not answered yet
-    batch: images that run together   seconds: per request, from its first byte to the answer   connections: open ones
-    header_seconds: from the opening of a connection to the end of its headers
+    batch: images that run together   seconds: per request, from its headers to the answer   connections: open ones
     """
 
     body: int = 20_000_000
@@ -27,7 +26,11 @@ class Limits:
     batch: int = 8
     seconds: float = 30.0
     connections: int = 512
-    header_seconds: float = 10.0
+
+    @property
+    def header_seconds(self) -> float:
+        """Longest time from the opening of a connection, or from the first byte of a request, to the end of its headers."""
+        return min(10.0, self.seconds)
 
     def __post_init__(self) -> None:
         for name, least in (("body", 1), ("pixels", 1), ("images", 1), ("queue", 1), ("batch", 1), ("seconds", 0.001)):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -45,6 +48,7 @@ def serve(
             app,
             http=protocol(limits.header_seconds),
             ws="none",
+            proxy_headers=False,
             log_config=None,
             log_level="error",
             access_log=False,
@@ -71,22 +75,40 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do not raise the signal again after the server has stopped: a requested stop is a success."""
-        with super().capture_signals():
+        """Stop on SIGINT, SIGTERM and SIGHUP, and do not raise the signal again afterwards: a requested stop is a success."""
+        with super().capture_signals(), _handling("SIGHUP", self.handle_exit):
             yield
             self._captured_signals.clear()
+
+
+@contextmanager
+def _handling(name: str, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle a signal in the block, unless it does not exist here, is ignored (nohup), or this is not the main thread."""
+    number = getattr(signal, name, None)
+    before = None if number is None else signal.getsignal(number)
+    if number is None or before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def _bind(address: str, port: int) -> socket.socket:
     """Return a socket that listens. Fails before the models are loaded if the address is taken."""
     if not 0 <= port <= 65535:
         raise FqvitError(f"--port {port}: expected 0 to 65535.")
+    listening: socket.socket | None = None
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address, port))
     except OSError as error:
+        if listening is not None:
+            listening.close()
         reason = error.strerror or error
         raise FqvitError(f"--host {address} --port {port}: cannot be used ({reason}). Choose another one.") from error
     return listening

@@ -25,10 +25,10 @@ def run(
         from fqvit.serve.run import serve
     except ModuleNotFoundError as error:
         raise FqvitError(f"serve needs {error.name}, which is not installed. Run `pip install 'fqvit[serve]'`.") from None
-    if key is None and host not in LOOPBACK:
-        warn(f"--host {host}: everybody who can reach this address can use the server. Consider --api-key-file.")
 
     def started(url: str, names: Sequence[str]) -> None:
+        if key is None and host not in LOOPBACK:
+            warn(f"--host {host}: everybody who can reach this address can use the server. Consider --api-key-file.")
         if as_json:
             say_json({"url": url, "models": list(names)})
         else:
