@@ -1,6 +1,7 @@
 /**
  * @file fqvit.h
- * Run .fqvit files: quantized vision transformers that compute with integers only, with the same bits on every machine.
+ * Run .fqvit files: quantized vision transformers that compute with integers only, with bit-identical results on every
+ * machine.
  *
  * @code
  * fqvit_model* model;
@@ -87,9 +88,9 @@ FQVIT_API const char* fqvit_instruction_set(size_t i);
  */
 typedef struct fqvit_options {
     size_t struct_size; /**< sizeof(fqvit_options) */
-    uint32_t threads;   /**< threads of a run, 1 to 256; default: 1. The bits do not depend on it. */
+    uint32_t threads;   /**< threads of a run, 1 to 256; default: 1. Results do not depend on it. */
     const char*
-        instruction_set;    /**< one of fqvit_instruction_set(); default: the fastest. The bits do not depend on it. */
+        instruction_set;    /**< one of fqvit_instruction_set(); default: the fastest. Results do not depend on it. */
     uint64_t max_run_bytes; /**< limit on the memory for the buffers of one image; default: 512 MiB, detectors 8 GiB */
 } fqvit_options;
 

@@ -27,9 +27,9 @@ class Live:
     """The metadata of a live module.
 
     name: timm's architecture, or the name of the class   image: height and width, None if unknown
-    labels: class names, for classifiers that have them   source: for FloatModel.source, with the sha256 of the weights
-    projects: the last layer is CLIP's projection to the embedding, not a classifier. Elsewhere a projection is recognized by
-    its missing bias, but timm's has one.
+    labels: class names, for classifiers that have them   source: value for FloatModel.source, with the sha256 of the weights
+    projects: the last layer is CLIP's projection to the embedding, not a classifier. Other projections are
+    recognized by their missing bias, but timm's has a bias.
     """
 
     name: str
@@ -56,7 +56,7 @@ OWN = "the module's pretrained_cfg"
 
 
 def describe(module: nn.Module) -> Live:
-    """Describe a module of timm or transformers. Of other modules, only the class, the channels and the weights are known."""
+    """Describe a module of timm or transformers. For other modules, only the class, the channels and the weights are known."""
     source = f"module sha256:{tensors_hash(_tensors(module))}"
     cfg = _as_dict(getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None))
     if cfg is not None:

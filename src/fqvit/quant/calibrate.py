@@ -2,7 +2,7 @@
 
 The result has one QParams per site, the named output of a leaf module (see models/graph.py). Batches have recipe.batch
 images, in the given order or shuffled with the seed recipe.shuffle. The result depends neither on how the images are cut into
-arrays nor on the number of workers. Memory holds the observers and one batch; to shuffle an iterable, all uint8 images.
+arrays nor on the number of workers. Memory holds the observers and one batch, or all uint8 images if an iterable is shuffled.
 See also: observers.py (statistics), plan.py (which sites to observe, and how), distribute.py (several workers).
 """
 
@@ -173,11 +173,12 @@ def calibrate(
 
     images: uint8 arrays [H, W, C] or [n, H, W, C], as made by model.preprocess, of which the first recipe.images images are
     used; or a Source, of which recipe.images images are used, evenly spaced.
-    outputs: names of outputs, as a list or as one text with commas, such as "embedding:l2,tokens@9"; by default those of the
-    model itself. features: deprecated, use outputs.
+    outputs: names of outputs, as a list or as one comma-separated string, such as "embedding:l2,tokens@9"; by default those of
+    the model itself. features: deprecated, use outputs.
     progress(items, count, label): wraps long loops, for example fqvit.system.progress.track.
     workers: the processes that share a Source. Each of them must call this function, and each gets the same result.
-    size_of(calibration): the size of its file in bytes, for recipes with max_size: file_size(lower(model, calibration)).
+    size_of(calibration): returns the size of the program's file in bytes, file_size(lower(model, calibration)); needed only for
+    recipes with max_size.
     """
     # Tracing captures parameters, so the model must be on its device first.
     where = device_of(device)
@@ -287,7 +288,7 @@ def value_of(graph: Graph, node: Node, found: Mapping[str, QParams]) -> QParams 
     if not isinstance(node.leaf, Context):
         return None
     name, part = node.inputs[1], None
-    while name not in found:  # through the nodes that split V into heads
+    while name not in found:  # follow V back through the nodes that split it into heads
         moved = graph.node(name)
         part = moved.leaf.part if isinstance(moved.leaf, Heads) else part
         name = moved.inputs[0]
@@ -295,7 +296,7 @@ def value_of(graph: Graph, node: Node, found: Mapping[str, QParams]) -> QParams 
 
 
 def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[str, SitePlan]) -> dict[str, QParams]:
-    """Remove from ranges before GELU the values that GELU rounds to 0: nothing is lost, and the scale becomes finer.
+    """Remove values whose GELU is rounded to 0 from the ranges of GELU inputs: nothing is lost, and the scale becomes finer.
 
     The paper and its code keep the input of GELU in float. An integer GELU reads codes, and trimming keeps their error small.
     """
@@ -305,10 +306,10 @@ def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[
         if isinstance(node.leaf, Gelu) and x in found and sites[x].fixed is None:
             q = found[x]
             low, high = float(-q.zero[0] * q.scale[0]), float((q.last - q.zero[0]) * q.scale[0])
-            # As for 8-bit outputs: with fewer bits, a later search may choose a finer scale than the observed range gives.
+            # With fewer than 8 bits, assume the scale of 8 bits: a later search may choose a finer scale than the range gives.
             finest = float(found[node.name].scale.min()) * 2.0 ** min(found[node.name].bits - 8, 0)
             cutoff = gelu_cutoff(finest / 2)
-            # One code lower, so that code 0 lies below the cutoff however the zero point is rounded.
+            # Start one code lower, so that code 0 lies below the cutoff however the zero point is rounded.
             codes = symmetric if sites[x].symmetric else affine
             trimmed[x] = codes(max(low, cutoff - (high - cutoff) / (q.last - 1)), high, q.bits)
     return trimmed

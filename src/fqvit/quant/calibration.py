@@ -60,8 +60,8 @@ class Narrowed(msgspec.Struct, frozen=True):
 class Choice(msgspec.Struct, frozen=True):
     """The choice of recipe `auto`.
 
-    start: nothing changed   end: the chosen units raised and layers narrowed   units, layers: numbers of candidates
-    reached: whether end.loss <= max_loss; with max_size whether the file is at most that large   bytes: its size, if known
+    start, end: before any change, and with the chosen units raised and layers narrowed   units, layers: numbers of candidates
+    reached: whether end.loss <= max_loss or, with max_size, whether the file is at most that large   bytes: file size, if known
     """
 
     max_loss: float
@@ -95,7 +95,7 @@ class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.levels and max(self.levels) == 0:
             raise ValueError("at least one of levels must be above 0")
         if self.grid and (self.bits > 8 or self.grid != sorted(set(self.grid))):
-            raise ValueError("grid must be rising codes of at most 8 bits")
+            raise ValueError("grid must be ascending codes of at most 8 bits")
 
     def qparams(self) -> QParams:
         alpha = None if self.alpha is None else np.array(self.alpha, np.uint8)
@@ -137,7 +137,7 @@ class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The JSON form of a Calibration."""
 
     recipe: Recipe
-    features: Features  # deprecated: other than "logits" only with `quantize --features`
+    features: Features  # deprecated: differs from "logits" only after `quantize --features`
     images: Annotated[int, msgspec.Meta(ge=1)]
     sites: dict[str, SavedSite]
     weights: dict[str, SavedWeights] = {}

@@ -1,4 +1,4 @@
-"""Turn a graph and a recipe into a plan per site: which observer, how many bits, which kind of codes.
+"""Turn a graph and a recipe into one plan per site: which observer, how many bits, which kind of codes.
 
 No other module decides how a role is quantized. See also: recipe.py (recipes), observers.py (the observers that a plan names).
 """
@@ -240,7 +240,7 @@ def _has_channels(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> b
     """Return whether the site has one scale per channel.
 
     Only linear layers may read such a site, because the scales are folded into their weights. The scales of attention times V
-    are those of V times one factor, so V has per-channel scales only if attention times V has, in the same order of channels.
+    are those of V times one factor, so V has per-channel scales only if attention times V has them, in the same order.
     """
     if not recipe.channels or node.leaf.role not in CHANNELS or rule.range is not None or rule.observer is not None:
         return False

@@ -44,7 +44,7 @@ def download(address: str) -> Files:
     """Download a model's files into huggingface_hub's cache; HF_ENDPOINT selects another hub."""
     match = ADDRESS.fullmatch(address)
     if match is None:
-        raise FqvitError(f"{address}: not an address on the hub, expected hf:ORG/NAME or hf:ORG/NAME@REVISION.")
+        raise FqvitError(f"{address}: not a valid hf: address, expected hf:ORG/NAME or hf:ORG/NAME@REVISION.")
     repository, revision = match[1], match[2]
 
     def first(names: tuple[str, ...]) -> Path | None:
@@ -113,7 +113,7 @@ def _fetch(address: str, repository: str, name: str, revision: str | None) -> Pa
     except ImportError as error:
         raise FqvitError(f"{address}: huggingface_hub is not installed. Run `pip install huggingface_hub`.") from error
     try:
-        # huggingface_hub reads HF_ENDPOINT only when it is imported; passing it here allows setting it later.
+        # huggingface_hub reads HF_ENDPOINT only on import; passing the endpoint here allows setting the variable later.
         return Path(hub.hf_hub_download(repository, name, revision=revision, endpoint=os.environ.get("HF_ENDPOINT")))
     except errors.GatedRepoError as error:
         raise FqvitError(f"{address}: the model is gated. Accept its terms on the hub, then run `hf auth login`.") from error

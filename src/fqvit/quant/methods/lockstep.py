@@ -63,7 +63,7 @@ def run_in_lockstep(
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """A linear layer or patch embedding as y = x weight^T + bias over rows x.
+    """A linear layer or patch embedding as y = x @ weight.T + bias for rows x.
 
     Rows are the inputs of a linear layer, or (pixel - zero) / 255 of the patches.
     weight: float64 [O, K]   bias: float64 [O]

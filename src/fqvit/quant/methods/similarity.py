@@ -3,7 +3,7 @@
 There is one scale per weight matrix and one per site. The matrix products are visited in network order. For each, the search
 compares the output of the float model with the quantized output:
   linear layer     weight and input scales that maximize the mean Pearson correlation per image;
-  Q K^T            scales of Q and K that maximize the correlation of the attention maps - GAMMA * ranking loss;
+  Q K^T            scales of Q and K that maximize (correlation of the attention maps) - GAMMA * (ranking loss);
   attention x V    scales of attention and V that maximize the correlation.
 The two scales of a product are searched alternately on a grid of factors until neither changes; factor 1 maps the largest
 absolute value to the last code. Then the bias of a linear layer is corrected by its mean output error over all images.
@@ -77,7 +77,7 @@ class Correlation:
 
 
 class RankingLoss:
-    """Mean of max(0, THETA - (a'_i - a'_j) sign(a_i - a_j)) over all rows of `exact` and all pairs i < j of a row.
+    """Mean of max(0, THETA - (a'_i - a'_j) * sign(a_i - a_j)) over all rows of `exact` and all pairs i < j of a row.
 
     exact: the float attention maps a [..., T]. Rows of a' are non-negative and sum to at most 1, so no loop over pairs is
     needed: max(0, t - d) = t - d + max(0, d - t); the sum of t - d depends only on the ranks of a, and d > t is
