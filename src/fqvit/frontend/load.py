@@ -30,8 +30,8 @@ def load_model(
 ) -> FloatModel:
     """Load a float model, ready to be calibrated.
 
-    name: of the zoo, of timm or of an original release; hf:ORG/NAME; or a live torch module: normalised images
-    [N, channels, height, width] in, logits or features out. Not needed for weights that identify their model.
+    name: a model name of the zoo, of timm or of an original release; hf:ORG/NAME; or a live torch module that maps normalised
+    images [N, channels, height, width] to logits or features. Not needed for weights that identify their model.
     weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. For a live module: the image size, or an example
     of its input; by default the module's own size.
     classes: class names, one per logit   size: height and width of the images, if not those of the checkpoint or module
