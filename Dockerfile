@@ -10,15 +10,15 @@ WORKDIR /source
 COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
 COPY native native
 COPY src src
-RUN python -m venv /opt/fqvit && /opt/fqvit/bin/pip install --no-cache-dir '.[serve]'
+RUN python -m venv /app/env && /app/env/bin/pip install --no-cache-dir '.[serve]'
 
 FROM python:${PYTHON}-slim
 ARG MODEL
-COPY --from=build /opt/fqvit /opt/fqvit
-COPY ${MODEL} /models/
-RUN useradd --system --no-create-home --uid 10001 fqvit && /opt/fqvit/bin/fqvit doctor && ls /models/*.fqvit
+COPY --from=build /app/env /app/env
+COPY ${MODEL} /app/models/
+RUN useradd --system --no-create-home --uid 10001 fqvit && /app/env/bin/fqvit doctor && ls /app/models/*.fqvit
 USER 10001
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=3s CMD ["/opt/fqvit/bin/python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz')"]
+HEALTHCHECK --interval=10s --timeout=3s CMD ["/app/env/bin/python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz')"]
 # The shell expands the name of the model; exec lets the server receive the signals of `docker stop`.
-CMD ["/bin/sh", "-c", "exec /opt/fqvit/bin/fqvit serve /models/*.fqvit --host 0.0.0.0"]
+CMD ["/bin/sh", "-c", "exec /app/env/bin/fqvit serve /app/models/*.fqvit --host 0.0.0.0"]
