@@ -245,7 +245,7 @@ def _has_channels(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> b
     if not recipe.channels or node.leaf.role not in CHANNELS or rule.range is not None or rule.observer is not None:
         return False
     if node.leaf.role not in ("qkv", "value"):
-        return _read_by_linear(graph, node.name)
+        return read_by_linear(graph, node.name)
     contexts: list[Node] = []
     for route in _readers(graph, node.name):
         if isinstance(route.leaf, Heads) and route.leaf.part < 2:
@@ -275,11 +275,12 @@ def _orders_heads(leaf: Leaf, value: Leaf) -> bool:
     return merged.shape[-1] == channels and bool((merged == numbers).all())
 
 
-def _read_by_linear(graph: Graph, name: str) -> bool:
+def read_by_linear(graph: Graph, name: str) -> bool:
+    """Return whether only linear layers read a site, directly or through moves of whole rows, so that scales can be folded."""
     readers = [node for node in graph.nodes if name in node.inputs]
     return name not in graph.outputs and all(
         isinstance(node.leaf, Linear)
-        or (node.leaf.role == "route" and _moves_rows(node.leaf) and _read_by_linear(graph, node.name))
+        or (node.leaf.role == "route" and _moves_rows(node.leaf) and read_by_linear(graph, node.name))
         for node in readers
     )
 

@@ -25,6 +25,7 @@ class QParams:
     scale: float64 [G]   zero: int64 [G], the zero points   G: number of groups of channels, 1, 3 (Q, K and V) or C
     alpha: uint8 [C], the shifts of the Power-of-Two Factor, or None
     log2: code i means 2^-i; scale and zero are unused   zero_code: the last log2 code means 0
+    octave: with log2, codes per power of two (simulated only): with 2, code i means scale 2^(-i/2)
     levels: code i means levels[i] divided by the sum over its row (relative attention)
     grid: the only codes that occur, in ascending order (GELU outputs with few bits); () for all
     """
@@ -37,6 +38,7 @@ class QParams:
     zero_code: bool = False
     levels: tuple[int, ...] = ()
     grid: tuple[int, ...] = ()
+    octave: int = 1
 
     @property
     def width(self) -> int:
@@ -77,6 +79,8 @@ class QParams:
 
     def encode(self, x: Tensor) -> Tensor:
         """Quantize x [..., C]; returns codes in the dtype of x."""
+        if self.log2 and self.octave > 1:
+            return (0.5 - self.octave * (x / float(self.scale[0])).log2_()).floor_().clamp_(0, self.last)  # 0: the last code
         if self.log2:
             return log2_encode(x, self.last)
         if self.levels:
@@ -90,7 +94,7 @@ class QParams:
     def decode(self, codes: Tensor) -> Tensor:
         """Dequantize codes [..., C], given in a float dtype."""
         if self.log2:
-            values = torch.exp2(-codes)
+            values = torch.exp2(-codes) if self.octave == 1 else torch.exp2(-codes / self.octave) * float(self.scale[0])
             return values * (codes < self.last) if self.zero_code else values
         if self.levels:
             weights = torch.tensor(self.levels, dtype=codes.dtype, device=codes.device)[codes.long()]
@@ -157,6 +161,11 @@ def concatenate(parts: list[QParams]) -> QParams:
 def log2(bits: int, zero_code: bool) -> QParams:
     """Return log2 codes for attention. zero_code: the last code means 0."""
     return QParams(bits, np.ones(1), np.zeros(1, np.int64), log2=True, zero_code=zero_code)
+
+
+def log_sqrt2(bits: int, scale: float) -> QParams:
+    """Return codes for attention (RepQ-ViT): code i means scale 2^(-i/2), the last code means 0."""
+    return QParams(bits, np.array([scale]), np.zeros(1, np.int64), log2=True, zero_code=True, octave=2)
 
 
 def relative(bits: int, tokens: int, levels: Literal["powers", "curve"] = "powers") -> QParams:

@@ -98,8 +98,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # LayerNorm and Softmax in integers, or in float: then only the inputs of matrix products are quantized, and the recipe can
     # only be simulated.
     nonlinear: Literal["integer", "float"] = "integer"
-    # Scales from observed ranges, or searched for the best correlation with the float outputs (similarity.py).
-    intervals: Literal["observed", "similarity"] = "observed"
+    # Scales from observed ranges; searched for the best correlation with the float outputs (similarity.py); by percentiles,
+    # with reparameterized norms and log-sqrt2 attention (reparameterize.py); or searched by the Hessian, with twin codes of
+    # attention and GELU outputs (hessian.py).
+    intervals: Literal["observed", "similarity", "reparameterized", "hessian"] = "observed"
     # `auto`: raise the bits of sites until the top-1 loss, estimated without labels, is at most this many percentage points.
     max_loss: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     # `auto`: bits that weights of single layers may be narrowed to, until the loss reaches max_loss, or until the file has at
@@ -122,9 +124,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("gelu spaced requires ranges least-error")
         if self.rounding == "bit-split" and (self.nonlinear == "integer" or self.weight_group or self.intervals != "observed"):
             raise ValueError("rounding bit-split requires nonlinear float, weight_group 0 and intervals observed")
-        if self.intervals == "similarity" and not (
+        symmetric = self.intervals == "similarity"
+        if self.intervals != "observed" and not (
             self.nonlinear == "float"
-            and self.symmetric
+            and self.symmetric == symmetric
             and self.attention == "uniform"
             and self.qkv == "separate"
             and self.rounding == "nearest"
@@ -132,8 +135,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             and not self.weight_group
         ):
             raise ValueError(
-                "intervals similarity requires nonlinear float, symmetric true, attention uniform, qkv separate,"
-                " rounding nearest, channels false and weight_group 0"
+                f"intervals {self.intervals} requires nonlinear float, symmetric {str(symmetric).lower()}, attention uniform,"
+                " qkv separate, rounding nearest, channels false and weight_group 0"
             )
 
     @property
@@ -223,6 +226,8 @@ RECIPES = {
         Recipe(name="partial", nonlinear="float", **_PLAIN),
         Recipe(name="bit-split", nonlinear="float", rounding="bit-split", **_PLAIN),
         Recipe(name="ptq-vit", nonlinear="float", intervals="similarity", symmetric=True, **_PLAIN),
+        Recipe(name="ptq4vit", nonlinear="float", intervals="hessian", images=32, **_PLAIN),
+        Recipe(name="repq-vit", nonlinear="float", intervals="reparameterized", images=32, **_PLAIN),
     )
 }
 DEFAULT_RECIPE = "fqvit"
@@ -230,11 +235,13 @@ DEFAULT_RECIPE = "fqvit"
 ADAPTED = ("fqvit", "embedding", "w6a6", "w4", "w4a4")
 
 
-def load_recipe(name: str | Path) -> Recipe:
-    """Return a recipe by name, or read it from a TOML file."""
+def load_recipe(name: str | Path | Recipe = DEFAULT_RECIPE) -> Recipe:
+    """Return a recipe by name, or read it from a TOML file. A Recipe is returned as it is."""
+    if isinstance(name, Recipe):
+        return name
     if str(name) in RECIPES:
         return RECIPES[str(name)]
-    path = Path(name)
+    path = Path(str(name))
     if path.suffix != ".toml":
         raise FqvitError(f"recipe {str(name)!r}: no such recipe. Use one of {', '.join(RECIPES)}, or a .toml file.")
     try:
@@ -321,7 +328,7 @@ def with_profile(recipe: Recipe, profile: str) -> Recipe:
 
 def with_bits(recipe: Recipe, bits: str) -> Recipe:
     """Set the weight, activation and attention bits of `recipe`, given as W/A/ATTN, such as "8/8/4"."""
-    match = re.fullmatch(r"([2-8])/([2-8])/([2-8])", bits)
+    match = re.fullmatch(r"([2-8])/([2-8])/([2-8])", str(bits))
     if match is None:
         raise FqvitError(f"bits {bits!r}: expected W/A/ATTN, each from 2 to 8, such as 8/8/4.")
     weight, activation, attention = map(int, match.groups())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import numpy as np
 from fqvit.detect.results import coco_results, named
 from fqvit.errors import FqvitError
 from fqvit.inference.embeddings import decode
+from fqvit.inference.results import best_scores
 from fqvit.serve.bodies import Input
 from fqvit.serve.hosted import HostedDetector, HostedProgram
 from fqvit.serve.limits import Rejected
@@ -35,10 +37,11 @@ async def classify(hosted: HostedProgram, request: Input) -> Classification:
     """Return the best classes of each image. Field `top`: how many, 5 by default"""
     top = _number(request, "top", 5, 1, MOST_CLASSES)
     program = hosted.program
+    scale = program.engine.header.output.scale
     results = []
     for outputs in await hosted.outputs(request.files):
-        scores = program.best(next(iter(outputs.values())), top)
-        results.append(Classified(top=[Score(**{"class": s.index}, name=s.name, logit=s.logit, code=s.code) for s in scores]))
+        scores = best_scores(next(iter(outputs.values())), scale, program.classes, top)
+        results.append(Classified(top=[Score(**{"class": one.index}, **asdict(one)) for one in scores]))
     return Classification(model=hosted.name, fingerprint=program.fingerprint, results=results)
 
 

@@ -14,6 +14,7 @@ class Score(BaseModel):
     name: str | None = Field(description="null if the file has no class names")
     logit: float = Field(description="code times the scale of the output")
     code: int = Field(description="the integer that the program returns; the same on every machine")
+    probability: float = Field(description="softmax of all logits, computed in float")
 
 
 class Classified(BaseModel):

@@ -188,7 +188,13 @@ class Bench:
             pass  # missing or damaged
         start = time.perf_counter()
         calibration = calibrate(
-            self.model, calib.source, recipe, device=self.device, progress=self._track(method), workers=calib.workers
+            self.model,
+            calib.source,
+            recipe,
+            device=self.device,
+            progress=self._track(method),
+            workers=calib.workers,
+            size_of=lambda found: file_size(lower(self.model, found)),
         )
         calib.report()
         spent = time.perf_counter() - start

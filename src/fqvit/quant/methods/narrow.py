@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 import msgspec
 import numpy as np
@@ -62,9 +63,10 @@ def choose(
     """
     choice, graph, limit, largest = calibration.choice, calibration.graph(model), search.max_loss, search.max_size
     assert choice is not None and limit is not None and (largest is None or size_of is not None)
-    candidates = [node for node in graph.nodes if isinstance(node.leaf, layers.Linear) and not is_output(node)]
+    candidates = [node for node in graph.nodes if is_candidate(node, calibration.recipe)]
     widths = [calibration.recipe.weight_bits, *sorted({w for w in search.widths if w < calibration.recipe.weight_bits})[::-1]]
-    if not candidates or (len(widths) == 1 and largest is None):
+    widths = widths if candidates else widths[:1]
+    if len(widths) == 1 and largest is None:
         return calibration
     exact = torch.cat([run_float(graph, normalise(batch, model.preprocess)) for batch in auto.batches(images)])
     rounded, dequantized = {}, {}
@@ -114,6 +116,12 @@ def choose(
     narrowed = [Narrowed(step.layer, step.before, step.after, step.cost, step.saved) for step in steps[:count]]
     fields = {"end": end, "reached": reached, "narrowed": narrowed, "layers": len(candidates)}
     return replace(found, choice=msgspec.structs.replace(choice, max_size=largest, bytes=size, **fields))
+
+
+def is_candidate(node: Node, recipe: Recipe) -> bool:
+    """Return whether the search chooses the bits of a layer: one that computes no output and that layer_bits does not name."""
+    fixed = any(fnmatchcase(node.name, pattern) for pattern in recipe.layer_bits)
+    return isinstance(node.leaf, layers.Linear) and not is_output(node) and not fixed
 
 
 def is_output(node: Node) -> bool:
