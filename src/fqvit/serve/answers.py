@@ -41,7 +41,7 @@ async def classify(hosted: HostedProgram, request: Input) -> Classification:
     results = []
     for outputs in await hosted.outputs(request.files):
         scores = best_scores(next(iter(outputs.values())), scale, program.classes, top)
-        results.append(Classified(top=[Score(**{"class": one.index}, **asdict(one)) for one in scores]))
+        results.append(Classified(top=[Score.model_validate({"class": one.index, **asdict(one)}) for one in scores]))
     return Classification(model=hosted.name, fingerprint=program.fingerprint, results=results)
 
 
