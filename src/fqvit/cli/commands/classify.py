@@ -28,14 +28,14 @@ BATCH = 16  # images that are decoded together
 
 
 Rows = list[dict[str, object]]
-Answer = dict[str, Any]  # of one image: "top", and with --logits "logits" and "pixels"
+Answer = dict[str, Any]  # result for one image: "top"; with --logits also "logits" and "pixels"
 
 
 def run(file: Path, images: list[Path], text: Path | None, output: str | None, logits: bool, as_json: bool) -> None:
     """Classify the images and print the results one by one, or all together as JSON.
 
-    Unreadable image files are reported on stderr; the command goes on with the others and fails at the end. In a folder, tar or
-    Parquet file, up to 1 % of the images are skipped with a warning if they are unreadable.
+    Unreadable image files are reported on stderr; the command continues with the others and fails at the end. In a folder, tar
+    or Parquet file, unreadable images are skipped with a warning, as long as they are at most 1 % of the images.
     text: text embeddings for zero-shot classification   output: the embedding to compare with them
     logits: add all logits as integers, and the SHA-256 of the prepared pixels, so that other runtimes can be compared
     """
@@ -82,7 +82,7 @@ def _collection(source: Source) -> Iterator[tuple[str, NDArray[np.uint8]]]:
 
 
 def _classifier(file: Path, engine: Engine, all_logits: bool) -> Callable[[NDArray[np.uint8]], Answer]:
-    """Return a function from one image to its best classes, by the logits. all_logits: add all of them as integers"""
+    """Return a function that maps one image to its best classes by logit. all_logits: add all logits as integers"""
     output, names = engine.header.output, engine.classes
     if output.kind != "logits":
         raise not_logits(file, output.kind)
@@ -101,7 +101,7 @@ def _classifier(file: Path, engine: Engine, all_logits: bool) -> Callable[[NDArr
 
 
 def _zero_shot(file: Path, engine: Engine, path: Path, output: str | None) -> Callable[[NDArray[np.uint8]], Answer]:
-    """Return a function from one image to its best classes, by integer cosines to text embeddings."""
+    """Return a function that maps one image to its best classes by integer cosine similarity to text embeddings."""
     text, embed = read_text(path), Embedder(file, output, engine)
     embed.check_text(str(path), text)
     index = text.index(engine.threads)
