@@ -81,7 +81,7 @@ Program = Annotated[
     typer.Argument(
         parser=local_program,
         metavar="FILE.fqvit",
-        help="Quantized program, also on the hub: hf:ORG/NAME[/FILE.fqvit][@REVISION].",
+        help="Quantized program, also on the hub: hf:ORG/NAME or hf:ORG/NAME/FILE.fqvit@REVISION.",
         show_default=False,
     ),
 ]

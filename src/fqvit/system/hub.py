@@ -1,4 +1,4 @@
-"""Find files of the Hugging Face Hub: hf:ORG/NAME[/FILE][@REVISION]. Downloads go into the cache of huggingface_hub.
+"""Find files of the Hugging Face Hub by their hf: address. Downloads go into the cache of huggingface_hub.
 
 Only such addresses import huggingface_hub and use the network. If the hub cannot be reached within a few seconds, or if
 HF_HUB_OFFLINE is set, files come from the cache. HF_ENDPOINT selects another hub.
