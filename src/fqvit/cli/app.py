@@ -1,6 +1,6 @@
 """Define the command line: one function per command, which declares its options and calls a module of commands/.
 
-Nothing heavy is imported before a command needs it. User errors are one line on stderr and exit code 2.
+Nothing heavy is imported before a command needs it. A user error prints one line to stderr and exits with code 2.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def search(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Find the nearest images of an embedding file, by integer cosines."""
+    """Find the nearest images of an embedding file, by integer cosine similarity."""
     from fqvit.cli.commands import search as search_command
 
     search_command.run(file, images or [], model, queries, output, top, threads, as_json)

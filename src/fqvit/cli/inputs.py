@@ -48,7 +48,7 @@ class Images:
     reported: set[str] = field(default_factory=set)
 
     def batches(self, size: int, label: str) -> Iterator[Batch]:
-        """Yield this worker's batches of one pass; must be exhausted. Worker 0 shows a progress bar and prints warnings."""
+        """Yield this worker's batches of one pass; read all of them. Worker 0 shows a progress bar and prints warnings."""
         share = self.workers.share(-(-len(self.source) // size))
         batches = self.source.batches(size, share)
         yield from track(batches, len(share), label) if self.workers.first else batches
@@ -269,7 +269,7 @@ def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
 
 
 def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
-    """Return a warning if a program was quantized from other weights than those of the float model."""
+    """Return a warning if a program was quantized from weights other than those of the float model."""
     from fqvit.models.load import same_weights
 
     if same_weights(model.source, header.source):

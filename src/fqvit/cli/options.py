@@ -142,7 +142,7 @@ ZeroShot = Annotated[
 ]
 Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Device of the float model.")]
 
-# What a state dict without a config or a known name does not show.
+# Settings that cannot be derived from a state dict without a config or a known name.
 Heads = Annotated[int | None, typer.Option(metavar="N", help="Number of heads, if neither config nor name determines it.")]
 PoolChoice = Annotated[Pool | None, typer.Option("--pool", help="Pooling, if neither config nor name determines it.")]
 ActivationChoice = Annotated[
@@ -186,7 +186,7 @@ Threads = Annotated[int | None, typer.Option(metavar="N", help="Number of thread
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that a bare state dict does not show."""
+    """Settings that cannot be derived from a bare state dict."""
 
     heads: Heads = None
     pool: PoolChoice = None
@@ -261,9 +261,12 @@ MaxSize = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Largest file that recipe auto may write, such as 4.5MB or 4500000.")
 ]
 SaveRecipe = Annotated[
-    Path | None, typer.Option(metavar="FILE.toml", help="Also save the recipe, with all widths that auto chose, for --recipe.")
+    Path | None,
+    typer.Option(metavar="FILE.toml", help="Also save the recipe, with all bit widths that auto chose, for use with --recipe."),
 ]
 MeasuredTable = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.csv", help="Also show accuracy against size of the programs in this file of `fqvit table`."),
+    typer.Option(
+        metavar="FILE.csv", help="Also plot accuracy against size for the programs in this results file of `fqvit table`."
+    ),
 ]

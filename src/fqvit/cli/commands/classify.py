@@ -32,7 +32,7 @@ BATCH = 16  # images that are decoded together
 COLUMNS = ("image", "rank", "class", "name")  # of a CSV file, before the scores
 
 Rows = list[dict[str, Any]]
-Answer = dict[str, Any]  # of one image: "top", and with --logits "logits" and "pixels"
+Answer = dict[str, Any]  # result for one image: "top"; with --logits also "logits" and "pixels"
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Wanted:
 def run(file: Path, images: list[Path], wanted: Wanted) -> None:
     """Classify the images and print the results one by one, or all together as JSON, or write them to a CSV file.
 
-    Unreadable image files are reported on stderr; the command goes on with the others and fails at the end. In a folder, tar or
-    Parquet file, up to 1 % of the images are skipped with a warning if they are unreadable.
+    Unreadable image files are reported on stderr; the command continues with the others and fails at the end. In a folder, tar
+    or Parquet file, unreadable images are skipped with a warning, as long as they are at most 1 % of the images.
     """
     wanted.check(file)
     engine = Engine(file)
@@ -132,7 +132,7 @@ def _collection(source: Source) -> Iterator[tuple[str, NDArray[np.uint8]]]:
 
 
 def _classifier(file: Path, engine: Engine, wanted: Wanted) -> Callable[[NDArray[np.uint8]], Answer]:
-    """Return a function from one image to its best classes, by the logits."""
+    """Return a function that maps one image to its best classes by logit."""
     output, names = engine.header.output, engine.classes
     if output.kind != "logits":
         raise not_logits(file, output.kind)
@@ -161,7 +161,7 @@ def _classifier(file: Path, engine: Engine, wanted: Wanted) -> Callable[[NDArray
 
 
 def _zero_shot(file: Path, engine: Engine, path: Path, wanted: Wanted) -> Callable[[NDArray[np.uint8]], Answer]:
-    """Return a function from one image to its best classes, by integer cosines to text embeddings."""
+    """Return a function that maps one image to its best classes by integer cosine similarity to text embeddings."""
     text, embed = read_text(path), Embedder(file, wanted.output, engine)
     embed.check_text(str(path), text)
     index = text.index(engine.threads)
