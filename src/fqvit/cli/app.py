@@ -14,8 +14,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
+<<<<<<< HEAD
 from fqvit.cli import embeddings, guard, serving, study
+=======
+from fqvit.cli import deploy, embeddings, guard, study
+>>>>>>> main
 from fqvit.cli.detect import app as detect_app
+from fqvit.cli.groups import GroupedCommands
 from fqvit.cli.options import (
     Backend,
     Bits,
@@ -24,7 +29,6 @@ from fqvit.cli.options import (
     Classes,
     Data,
     Device,
-    ExportKind,
     Features,
     Json,
     Limit,
@@ -35,8 +39,6 @@ from fqvit.cli.options import (
     OutputNames,
     Program,
     ProgramOut,
-    QdqAttention,
-    QdqTarget,
     Recipe,
     SaveRecipe,
     Settings,
@@ -46,10 +48,11 @@ from fqvit.cli.options import (
     one_option_per_field,
 )
 from fqvit.errors import FqvitError
+from fqvit.system.hub import local_program, names_program
 
 app = typer.Typer(
     help="Quantize vision transformers to integer-only programs, and run them.",
-    add_completion=False,
+    cls=GroupedCommands,
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: importing rich would double the time of `fqvit --help`
     pretty_exceptions_enable=False,
@@ -175,7 +178,9 @@ def evaluate(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="FILE.fqvit|FILE.onnx|MODEL", help="Program, exported program, or float model.", show_default=False
+            metavar="FILE.fqvit|FILE.onnx|MODEL",
+            help="Program, exported program, or float model; also on the hub.",
+            show_default=False,
         ),
     ],
     weights: Weights = None,
@@ -195,6 +200,8 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure top-1 and top-5 accuracy of a program or float model."""
+    if weights is None and names_program(target):
+        target = str(local_program(target))
     if knn is not None or zero_shot is not None:
         from fqvit.cli.commands import evaluate_embeddings
 
@@ -220,6 +227,12 @@ def classify(
             metavar="IMAGE...|DIR|TAR|PARQUET", help="Image files, a folder, tar or Parquet files.", show_default=False
         ),
     ],
+    top: Annotated[int, typer.Option(metavar="N", help="Number of classes per image.")] = 5,
+    classes: Classes = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE.csv", help="Write one row per image and class to this file instead."),
+    ] = None,
     zero_shot: ZeroShot = None,
     output: OneOutput = None,
     logits: Annotated[
@@ -227,10 +240,10 @@ def classify(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the five best classes of each image."""
+    """Show the best classes of each image, with their probabilities."""
     from fqvit.cli.commands import classify as classify_command
 
-    classify_command.run(file, images, zero_shot, output, logits, as_json)
+    classify_command.run(file, images, classify_command.Wanted(top, classes, out, zero_shot, output, logits, as_json))
 
 
 command("embed")(embeddings.embed)
@@ -260,7 +273,9 @@ def compare(
         Path | None, typer.Option(metavar="DIR|TAR|PARQUET", help="Images without labels: a folder, tar or Parquet files.")
     ] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")] = 8,
-    baseline: Annotated[Path | None, typer.Option(metavar="FILE.fqvit", help="Also show the gain over this program.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(parser=local_program, metavar="FILE.fqvit", help="Also show the gain over this program.")
+    ] = None,
     *,
     settings: Settings,
     as_json: Json = False,
@@ -328,6 +343,7 @@ def bench(
     bench_command.run(file, against, batch, threads, rounds, weights, settings.given(), ops, as_json)
 
 
+<<<<<<< HEAD
 @command("export")
 def export(
     file: Program,
@@ -363,6 +379,11 @@ def export(
 
 command("web")(serving.web)
 command("serve")(serving.serve)
+=======
+command("export")(deploy.export)
+command("web")(deploy.web)
+command("card")(deploy.card)
+>>>>>>> main
 command("table")(study.table)
 command("ablate")(study.ablate)
 command("sweep-k")(study.sweep_k)

@@ -17,7 +17,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from fqvit.cli.groups import complete_model, complete_recipe
 from fqvit.errors import FqvitError
+from fqvit.system.hub import local_program
 
 
 class Backend(StrEnum):
@@ -74,9 +76,22 @@ class Activation(StrEnum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
-Program = Annotated[Path, typer.Argument(metavar="FILE.fqvit", help="Quantized program.", show_default=False)]
+Program = Annotated[
+    Path,
+    typer.Argument(
+        parser=local_program,
+        metavar="FILE.fqvit",
+        help="Quantized program, also on the hub: hf:ORG/NAME or hf:ORG/NAME/FILE.fqvit@REVISION.",
+        show_default=False,
+    ),
+]
 ModelOrPath = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help="Name, checkpoint file, folder or hf:ORG/NAME. Default: fmnist_vit.")
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="Name, checkpoint file, folder or hf:ORG/NAME. Default: fmnist_vit.",
+        autocompletion=complete_model,
+    ),
 ]
 Weights = Annotated[
     str | None,
@@ -107,7 +122,10 @@ Data = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")]
 CalibrationImages = Annotated[int | None, typer.Option(metavar="N", help="Use at most N calibration images, evenly spaced.")]
-Recipe = Annotated[str | None, typer.Option(metavar="NAME|FILE.toml", help="Quantization recipe. Default: fqvit.")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(metavar="NAME|FILE.toml", help="Quantization recipe. Default: fqvit.", autocompletion=complete_recipe),
+]
 Bits = Annotated[
     str | None, typer.Option(metavar="W/A/ATTN", help="Bit widths of weights, activations and attention, such as 8/8/4.")
 ]

@@ -84,6 +84,7 @@ def run(
             raise FqvitError(f"{calibration_file}: a calibration has its own settings. Leave out {extra} or --calibration.")
         text = _text_of(calibration_file)
     model_name, weights = located(model_name, weights)
+    inputs.check_hub(model_name, weights)
     if save_recipe is not None and save_recipe.suffix != ".toml":
         raise FqvitError(f"--save-recipe {save_recipe}: expected a name that ends in .toml.")
     for path in (out, save_recipe, save_calibration):
