@@ -14,11 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-<<<<<<< HEAD
-from fqvit.cli import embeddings, guard, serving, study
-=======
 from fqvit.cli import deploy, embeddings, guard, study
->>>>>>> main
 from fqvit.cli.detect import app as detect_app
 from fqvit.cli.groups import GroupedCommands
 from fqvit.cli.options import (
@@ -343,47 +339,10 @@ def bench(
     bench_command.run(file, against, batch, threads, rounds, weights, settings.given(), ops, as_json)
 
 
-<<<<<<< HEAD
-@command("export")
-def export(
-    file: Program,
-    to: Annotated[
-        ExportKind,
-        typer.Option(
-            help="onnx: integer-only ONNX. qdq: ONNX for runtimes that fuse Q/DQ nodes. c: C99. vectors: .npy test vectors."
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="PATH", help="Output path. Default: named after FILE, in the current folder."),
-    ] = None,
-    target: Annotated[QdqTarget | None, typer.Option(help="qdq: target runtime. Default: ort.")] = None,
-    attention: Annotated[
-        QdqAttention | None, typer.Option(help="qdq: emulate 4-bit log2 codes, or use 8-bit uniform codes. Default: uniform.")
-    ] = None,
-    image: Annotated[
-        Path | None, typer.Option(metavar="IMAGE", help="vectors: input image. Default: a built-in test image.")
-    ] = None,
-    prefix: Annotated[
-        str | None, typer.Option(metavar="NAME", help="c: prefix of all C names, to link several models.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Export a program for other runtimes. All kinds except qdq are bit-exact."""
-    from fqvit.cli.commands import export as export_command
-
-    options: dict[str, object] = {"target": target, "attention": attention, "image": image, "prefix": prefix}
-    given = {name: value for name, value in options.items() if value is not None}
-    export_command.run(file, to.value, out, given, as_json)
-
-
-command("web")(serving.web)
-command("serve")(serving.serve)
-=======
 command("export")(deploy.export)
 command("web")(deploy.web)
+command("serve")(deploy.serve)
 command("card")(deploy.card)
->>>>>>> main
 command("table")(study.table)
 command("ablate")(study.ablate)
 command("sweep-k")(study.sweep_k)
