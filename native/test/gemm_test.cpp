@@ -1,4 +1,4 @@
-// Compares every GEMM with three plain loops: many shapes, weights whose sums overflow i16, and every number of
+// Compares every GEMM with three nested loops: many shapes, weights whose sums overflow i16, and every number of
 // rows. Prints one line per instruction set and exits with 1 if a result differs.
 //
 //   gemm_test [NAME]...      only these instruction sets; without arguments all that are available

@@ -201,7 +201,7 @@ def test_mistakes_are_explained_in_one_line(command: Path, words: list[object], 
         (b"P6 4x4 255\n", "its header is damaged"),
         (b"P6 4194305 1 255\n", "its header is damaged, expected width and height up to 4194304."),
         (b"P6 99999999999999999999999 1 255\n", "its header is damaged"),
-        (b"P6 2 2 65535\n" + bytes(24), "its samples do not have 8 bits, expected the maximum 255."),
+        (b"P6 2 2 65535\n" + bytes(24), "its samples do not have 8 bits, expected a maximum of 255."),
         (b"P6 2 2 1\n" + bytes(24), "its samples do not have 8 bits"),
         (b"P6 2 2 255\n" + bytes(11), "it has fewer pixels than its header says."),
         (b"P6 4194304 4194304 255\n" + bytes(11), "it has fewer pixels than its header says."),  # 52 TB

@@ -14,5 +14,5 @@ const ADDRESSES: Record<ModuleName, () => URL> = {
   "relaxed_simd-threads": () => new URL("./fqvit-relaxed_simd-threads.wasm", import.meta.url),
 };
 
-/** Load a .fqvit file: its address, its bytes, or a file that a user has chosen. It runs in a worker of its own. */
+/** Load a .fqvit file from its URL, its bytes, or a file that a user has chosen. The model runs in a worker of its own. */
 export const load = loader(browserPlatform((name) => read(ADDRESSES[name](), `fqvit-${name}.wasm`, MAX_BYTES)));

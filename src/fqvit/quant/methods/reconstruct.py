@@ -34,8 +34,8 @@ from fqvit.quant.qparams import QParams
 from fqvit.quant.weights import bits_and_group, short_output_scales
 from fqvit.system.progress import Progress
 
-STEPS = 60  # of Adam per segment
-TOKENS = 512  # per step, for segments that treat tokens alike
+STEPS = 60  # steps of Adam per segment
+TOKENS = 512  # tokens per step, for segments that treat tokens alike
 IMAGES_PER_STEP = 4  # for other segments
 IMPORTANCE_IMAGES = 48
 # Learning rates; they rise for WARMUP steps and then follow a cosine to 0.
@@ -48,7 +48,7 @@ WARMUP = 10
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and targets of a segment: tokens [R, C] of equal rank, or images [N, T, C]. weight: [T, C] or [1, 1]"""
+    """Inputs and targets of a segment: tokens [R, C] that are treated alike, or images [N, T, C]. weight: [T, C] or [1, 1]"""
 
     x: Tensor
     target: Tensor
