@@ -17,7 +17,7 @@ const { values, positionals } = parseArgs({
 });
 const [runs, threads] = [Number(values.runs), Number(values.threads)];
 if (positionals.length === 0 || ![runs, threads].every((number) => Number.isInteger(number) && number >= 1)) {
-  console.error("time.mjs: expected node time.mjs FILE.fqvit... [--runs N] [--threads N] [--chromium PATH].");
+  console.error("usage: node time.mjs FILE.fqvit... [--runs N] [--threads N] [--chromium PATH]");
   process.exit(2);
 }
 

@@ -43,7 +43,7 @@ function respond(port: Port, request: Numbered): void {
 
 type Thread = Port & { on(event: "message", listener: (request: Numbered) => void): void };
 
-// A property of the global object, because bundlers replace a bare `require`. Node.js defines it for scripts passed as text.
+// `require` is read from the global object, because bundlers replace a bare `require`. Node.js sets it for scripts passed as text.
 const { require } = globalThis as { require?: (name: string) => { parentPort: Thread } };
 
 if (typeof require === "function") {
