@@ -23,14 +23,14 @@ from fqvit.data.shards import TarShards
 from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
+from fqvit.models.locate import located, named
+from fqvit.system.hub import check_reachable, is_address
 from fqvit.system.progress import busy, track
 
 if TYPE_CHECKING:
     from fqvit.ir.program import Header
     from fqvit.models.load import FloatModel
     from fqvit.models.zoo import Row
-
-CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Images:
     reported: set[str] = field(default_factory=set)
 
     def batches(self, size: int, label: str) -> Iterator[Batch]:
-        """Yield this worker's batches of one pass; must be exhausted. Worker 0 shows a progress bar and prints warnings."""
+        """Yield this worker's batches of one pass; read all of them. Worker 0 shows a progress bar and prints warnings."""
         share = self.workers.share(-(-len(self.source) // size))
         batches = self.source.batches(size, share)
         yield from track(batches, len(share), label) if self.workers.first else batches
@@ -194,6 +194,13 @@ def require_torch(command: str) -> None:
         raise FqvitError(f'{command}: needs PyTorch, which is not installed. Run `pip install "fqvit[quantize]"`.')
 
 
+def check_hub(*names: str | None) -> None:
+    """Raise FqvitError if an hf: address is neither reachable nor in the cache, before torch is imported."""
+    for name in names:
+        if is_address(name) and name is not None:
+            check_reachable(name)
+
+
 def float_model(name: str | None, weights: str | None, classes: Path | None = None, **settings: Any) -> FloatModel:
     """Load a float model by name, path or hf: address. Without a name, it is taken from the checkpoint's file name or config.
 
@@ -201,8 +208,9 @@ def float_model(name: str | None, weights: str | None, classes: Path | None = No
     """
     found = read_classes(classes)
     name, weights = located(name, weights)
+    check_hub(name, weights)
     if name is None and weights is not None:
-        name, weights = _name_from(weights)
+        name, weights = named(weights)
     if name is None and weights is None:
         name = embedded.MODELS[0]
     with busy(f"loading {name or weights}"):
@@ -220,6 +228,7 @@ def model_of_program(header: Header, weights: str | None, **settings: Any) -> Fl
             f"{header.model}: quantized from a module in memory, which a command cannot rebuild. Pass a checkpoint of it"
             " (--weights FILE), or compare in Python (fqvit.evaluate.compare)."
         )
+    check_hub(weights)
     p = header.preprocess
     name = header.model if weights is not None else located(header.model, None)[0]
     with busy(f"loading {weights or name}"):
@@ -260,7 +269,7 @@ def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
 
 
 def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
-    """Return a warning if a program was quantized from other weights than those of the float model."""
+    """Return a warning if a program was quantized from weights other than those of the float model."""
     from fqvit.models.load import same_weights
 
     if same_weights(model.source, header.source):
@@ -268,49 +277,13 @@ def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
     return [f"{file} was quantized from {header.source}, not from the given weights ({model.source})."]
 
 
-def located(name: str | None, weights: str | None) -> tuple[str | None, str | None]:
-    """Return the name and the weights of a model. A MODEL argument that is a file or a folder becomes the weights.
-
-    Raises FqvitError for an unknown name, before torch is imported. If weights are given, the name is not checked here: the
-    checkpoint may determine the model.
-    """
-    if name is None or weights is not None or name.startswith("hf:"):
-        return name, weights
-    from fqvit.models import architectures, zoo
-
-    path = Path(name)
-    if "/" in name or os.sep in name or path.suffix in CHECKPOINTS:
-        if not path.exists():
-            raise FqvitError(f"{name}: no such file or folder. For a model of the Hugging Face Hub, pass hf:ORG/NAME.")
-        return None, name
-    known = zoo.lookup(name) is not None or architectures.lookup(name) is not None
-    if not known and path.exists():
-        return None, name
-    return zoo.check(name), None
-
-
 def row_of(name: str | None, weights: str | None) -> Row | None:
     """Return the zoo's row of a model, by its name or the file name of its checkpoint; None for models outside the zoo."""
     from fqvit.models.zoo import check, lookup
 
     if name is None and weights is not None:
-        name, _ = _name_from(weights)
+        name, _ = named(weights)
     return None if name is None or name.startswith("hf:") else lookup(check(name))
-
-
-def _name_from(weights: str) -> tuple[str | None, str | None]:
-    """Return (name, weights) of a checkpoint given without a name. The name is that of the file if a model has this name.
-
-    Otherwise, and for a folder, the name is None: config.json or the weights decide. An hf: address counts as a name.
-    """
-    if weights.startswith("hf:"):
-        return weights, None
-    from fqvit.models import architectures
-    from fqvit.models.zoo import BY_NAME
-
-    stem = Path(weights).stem
-    known = stem.split(".")[0] in BY_NAME or architectures.lookup(stem) is not None
-    return stem.split(".")[0] if known and not Path(weights).is_dir() else None, weights
 
 
 def check_output(path: Path, *read: Path | str | None) -> None:

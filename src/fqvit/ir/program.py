@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
@@ -239,12 +239,19 @@ class Verified:
     proofs: tuple[Proof, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Program:
     """A network as integer ops: the contents of a .fqvit file. constants: integer arrays by name (weights, tables, ...)"""
 
     header: Header
-    constants: Mapping[str, Constant] = field(repr=False)
+    constants: Mapping[str, Constant]
+
+    def __repr__(self) -> str:
+        height, width, channels = self.input_shape
+        gives = ", ".join(output.label for output in self.header.outputs)
+        weights = sum(array.nbytes for array in self.constants.values()) / 1e6
+        text = f"{self.header.model}, {height} x {width} x {channels} -> {gives}, {len(self.ops)} ops, {weights:.2f} MB"
+        return f"Program({text}, recipe {self.header.recipe.get('name', 'unknown')})"
 
     @property
     def ops(self) -> tuple[AnyOp, ...]:

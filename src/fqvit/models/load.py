@@ -31,6 +31,7 @@ from fqvit.models.graph import Captured
 from fqvit.models.swin import Swin
 from fqvit.models.transform import Transform, merged, to_preprocess
 from fqvit.models.vit import ViT
+from fqvit.system.hub import is_address
 
 Weights = str | Path | Mapping[str, Tensor]
 
@@ -89,7 +90,7 @@ def load_model(
     heads, pool, activation, qkv_bias: settings that a state dict does not show, if neither a name nor a config has them
     features: leave out the classifier or the projection
     """
-    if name is not None and hub.is_address(name):
+    if name is not None and is_address(name):
         if weights is not None:
             raise FqvitError(f"{name}: the name already selects weights, but other weights were given. Pass only one of them.")
         name, weights = None, name
@@ -168,7 +169,7 @@ def _read(name: str | None, weights: Weights | None) -> tuple[Checkpoint, Hints]
         if row is None or not row.embedded:
             raise FqvitError(f"{name}: no weights given. Pass a checkpoint file (--weights FILE) or hf:ORG/NAME.")
         return checkpoint.read_checkpoint(embedded_weights(row.name)), Hints()
-    if isinstance(weights, str) and hub.is_address(weights):
+    if isinstance(weights, str) and is_address(weights):
         files: hub.Files | None = hub.download(weights)
     else:
         files = hub.in_folder(Path(weights))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fqvit.data.collect import holds_arrays, open_any
 from fqvit.data.images import Source
+from fqvit.data.places import open_unlabelled
 from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.models.device import device_of
@@ -44,11 +47,11 @@ from fqvit.quant.observers import Attended, Ema, MinMax, Observer, Omse, Percent
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.points import observation_points
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
-from fqvit.quant.recipe import Recipe
+from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from fqvit.quant.simulate import table_softmax
 from fqvit.quant.values import widen_values
 from fqvit.quant.weights import check_layers
-from fqvit.system.progress import Progress
+from fqvit.system.progress import Progress, track
 
 Call = Callable[[Node, list[Tensor]], Tensor]
 
@@ -161,27 +164,35 @@ class FloatPass:
 @torch.no_grad()
 def calibrate(
     model: FloatModel,
-    images: Iterable[NDArray[np.uint8]] | Source,
-    recipe: Recipe,
+    images: Iterable[NDArray[np.uint8]] | Source | str | Path,
+    recipe: Recipe | str | Path = DEFAULT_RECIPE,
     *,
     device: str = "cpu",
     outputs: str | Sequence[str] = (),
     features: Features | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = track,
     workers: Workers = SINGLE_PROCESS,
     size_of: narrow.SizeOf | None = None,
 ) -> Calibration:
     """Observe every site of `model` on `images` and return its quantization parameters.
 
     images: uint8 arrays [H, W, C] or [n, H, W, C], as made by model.preprocess, of which the first recipe.images images are
-    used; or a Source, of which recipe.images images are used, evenly spaced.
+    used; or a Source, a folder or whatever else `quantize` takes, of which recipe.images images are used, evenly spaced.
+    recipe: a recipe, its name, or a TOML file.
     outputs: names of outputs, as a list or as one comma-separated string, such as "embedding:l2,tokens@9"; by default those of
     the model itself. features: deprecated, use outputs.
-    progress(items, count, label): wraps long loops, for example fqvit.system.progress.track.
+    progress(items, count, label): wraps long loops. By default they show a bar in a terminal and in a notebook; None: nothing.
     workers: the processes that share a Source. Each of them must call this function, and each gets the same result.
     size_of(calibration): returns the size of the program's file in bytes, file_size(lower(model, calibration)); needed only for
     recipes with max_size.
     """
+    if not isinstance(model, FloatModel):
+        raise FqvitError(f"model: {type(model).__name__}, expected the result of load_model. Or call fqvit.quantize.")
+    recipe = load_recipe(recipe)
+    if isinstance(images, str | Path):
+        images = open_unlabelled(Path(images), model.preprocess, workers)
+    elif not isinstance(images, Source) and not holds_arrays(images):
+        images = open_any(images, model.preprocess, recipe.images)
     # Tracing captures parameters, so the model must be on its device first.
     where = device_of(device)
     module = model.module if device == "cpu" else copy.deepcopy(model.module).to(where)
@@ -207,7 +218,7 @@ def calibrate(
     if isinstance(images, Source):
         sample = distribute.observe(observed, images, recipe, workers, progress)
     else:
-        sample = _observe_arrays(observed, images, recipe)
+        sample = _observe_arrays(observed, images, recipe, progress)
     result = None
     if workers.first:
         result = _finish(observed, recipe, (kind, names), sample, progress, size_of)
@@ -215,7 +226,7 @@ def calibrate(
 
 
 def _observe_arrays(
-    observed: FloatPass, images: Iterable[NDArray[np.uint8]], recipe: Recipe
+    observed: FloatPass, images: Iterable[NDArray[np.uint8]], recipe: Recipe, progress: Progress | None
 ) -> Callable[[], NDArray[np.uint8]]:
     """Observe images given as arrays. Return a function that returns the sample for methods that refine a calibration."""
     p = observed.model.preprocess
@@ -223,7 +234,12 @@ def _observe_arrays(
     batches = rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images)
     if recipe.shuffle is not None:
         batches = shuffle_batches(batches, recipe.batch, recipe.shuffle)
-    for batch, last in mark_last(batches):
+    total = None
+    if isinstance(images, Sequence | np.ndarray):
+        count = sum(len(item) if item.ndim == 4 else 1 for item in images if isinstance(item, np.ndarray))
+        total = -(-min(count, recipe.images) // recipe.batch)
+    marked = mark_last(batches)
+    for batch, last in marked if progress is None else progress(marked, total, "calibrating"):
         observed.observe(batch, last)
         sample.add(batch)
     return sample.images

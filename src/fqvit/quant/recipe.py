@@ -235,11 +235,13 @@ DEFAULT_RECIPE = "fqvit"
 ADAPTED = ("fqvit", "embedding", "w6a6", "w4", "w4a4")
 
 
-def load_recipe(name: str | Path) -> Recipe:
-    """Return a recipe by name, or read it from a TOML file."""
+def load_recipe(name: str | Path | Recipe = DEFAULT_RECIPE) -> Recipe:
+    """Return a recipe by name, or read it from a TOML file. A Recipe is returned as it is."""
+    if isinstance(name, Recipe):
+        return name
     if str(name) in RECIPES:
         return RECIPES[str(name)]
-    path = Path(name)
+    path = Path(str(name))
     if path.suffix != ".toml":
         raise FqvitError(f"recipe {str(name)!r}: no such recipe. Use one of {', '.join(RECIPES)}, or a .toml file.")
     try:
@@ -326,7 +328,7 @@ def with_profile(recipe: Recipe, profile: str) -> Recipe:
 
 def with_bits(recipe: Recipe, bits: str) -> Recipe:
     """Set the weight, activation and attention bits of `recipe`, given as W/A/ATTN, such as "8/8/4"."""
-    match = re.fullmatch(r"([2-8])/([2-8])/([2-8])", bits)
+    match = re.fullmatch(r"([2-8])/([2-8])/([2-8])", str(bits))
     if match is None:
         raise FqvitError(f"bits {bits!r}: expected W/A/ATTN, each from 2 to 8, such as 8/8/4.")
     weight, activation, attention = map(int, match.groups())

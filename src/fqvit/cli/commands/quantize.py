@@ -14,6 +14,7 @@ from fqvit.cli import inputs
 from fqvit.cli.output import about_inputs, say, say_json, warn, warn_of_assumptions
 from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
+from fqvit.models.locate import located
 from fqvit.models.requests import parse_outputs
 from fqvit.quant.recipe import (
     DEFAULT_RECIPE,
@@ -62,7 +63,7 @@ def run(
         raise FqvitError("--features: deprecated, and --output is given already. Leave out --features.")
     if calibration_file is None:
         recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile, max_size)
-        if bits is not None and (recipe_name is None or recipe_name in RECIPES):  # a file keeps its own methods
+        if bits is not None and (recipe_name is None or recipe_name in RECIPES):  # a recipe file keeps its own methods
             recipe = with_methods(recipe)
         check_integer(recipe)
     else:
@@ -82,7 +83,8 @@ def run(
         if extra is not None:
             raise FqvitError(f"{calibration_file}: a calibration has its own settings. Leave out {extra} or --calibration.")
         text = _text_of(calibration_file)
-    model_name, weights = inputs.located(model_name, weights)
+    model_name, weights = located(model_name, weights)
+    inputs.check_hub(model_name, weights)
     if save_recipe is not None and save_recipe.suffix != ".toml":
         raise FqvitError(f"--save-recipe {save_recipe}: expected a name that ends in .toml.")
     for path in (out, save_recipe, save_calibration):
@@ -237,7 +239,7 @@ def recipe_of(
         recipe = msgspec.structs.replace(recipe, max_loss=max_loss)
     if max_size is not None:
         if not recipe.widths:
-            raise FqvitError(f"--max-size {max_size}: recipe {recipe.name} does not search for widths. Use --recipe auto.")
+            raise FqvitError(f"--max-size {max_size}: recipe {recipe.name} does not search for bit widths. Use --recipe auto.")
         recipe = msgspec.structs.replace(recipe, max_size=_bytes_of(max_size))
     return recipe
 
@@ -258,7 +260,10 @@ def _named(recipe: Recipe, profile: str) -> Recipe:
 
 
 def account(choice: Choice) -> str:
-    """Format the choice of recipe auto: one row per part whose bit width was raised."""
+    """Format the choice of recipe auto: one row per part whose bit width was raised, and per layer whose weights were narrowed.
+
+    KL: Kullback-Leibler divergence from the float model, or how much a row changes it.
+    """
     start, end = choice.start, choice.end
     rows = [("start", "", "", "", *_measure(start))]
     rows += [
@@ -283,7 +288,7 @@ def account(choice: Choice) -> str:
 
 
 def _narrowed(choice: Choice) -> list[tuple[str, list[int], float]]:
-    """Return each narrowed layer with its bits, from the first to the last, and the divergence that this adds."""
+    """Return each narrowed layer with its bit widths, in order, and the KL divergence that narrowing adds."""
     found: dict[str, tuple[list[int], float]] = {}
     for step in choice.narrowed:
         bits, cost = found.get(step.layer, ([step.before], 0.0))

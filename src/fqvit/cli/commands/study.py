@@ -18,6 +18,7 @@ from fqvit.cli.output import say, say_json, warn
 from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
+from fqvit.models.locate import CHECKPOINTS
 
 if TYPE_CHECKING:
     from fqvit.models.load import FloatModel
@@ -59,7 +60,7 @@ def _named(word: str) -> ModelArgument:
     name, equals, weights = word.partition("=")
     if equals and weights:
         return ModelArgument(name, weights)
-    if word.startswith("hf:") or "/" in word or Path(word).suffix in inputs.CHECKPOINTS:
+    if word.startswith("hf:") or "/" in word or Path(word).suffix in CHECKPOINTS:
         return ModelArgument(None, word)
     return ModelArgument(word, None)
 
@@ -131,7 +132,7 @@ def default_cache() -> Path:
 class StudyResults:
     """Results of all cells. rows: finished cells. failed: one message per failed cell. reused: cells from the cache.
 
-    layers: of each model, for its bit operations
+    layers: the layers of each model, from which its bit operations are counted
     """
 
     rows: list[Row] = field(default_factory=list)
