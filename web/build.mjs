@@ -34,7 +34,7 @@ function read(folder, name, remedy) {
   return readFileSync(path);
 }
 
-/** Resolve the modules of src/globals.d.ts. */
+/** Resolve the generated modules that package/src/globals.d.ts declares. */
 function generated(modules) {
   return {
     name: "generated",

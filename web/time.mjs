@@ -2,14 +2,14 @@
 //
 //     node time.mjs FILE.fqvit... [--runs N]
 //
-// Module and instruction sets alternate, so that a busy machine slows all of them down alike.
+// Runs alternate between the instruction sets, so that a busy machine slows all of them down alike.
 import { parseArgs } from "node:util";
 import { load } from "fqvit";
 
 const { values, positionals } = parseArgs({ allowPositionals: true, options: { runs: { type: "string", default: "9" } } });
 const runs = Number(values.runs);
 if (positionals.length === 0 || !Number.isInteger(runs) || runs < 1) {
-  console.error("time.mjs: expected node time.mjs FILE.fqvit... [--runs N].");
+  console.error("usage: node time.mjs FILE.fqvit... [--runs N]");
   process.exit(2);
 }
 const SETS = ["simd128", "scalar"];

@@ -95,7 +95,7 @@ def test_the_filter_keeps_matching_rows_and_counts_them(browser, made: Made) -> 
     page.context.close()
 
 
-def test_the_navigation_leads_to_every_section_and_marks_it(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+def test_each_navigation_link_shows_its_section_and_is_marked(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, _ = opened(browser, made)
     for link in page.locator(".nav a").all():
         link.click()

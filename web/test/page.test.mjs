@@ -98,7 +98,7 @@ function give(page, event, files) {
 
 describe("the npm package in Chromium", { concurrency: false }, () => {
   for (const [kind, script] of Object.entries({ "as a module": null, "in a bundle": "bundled.js" })) {
-    test(`${kind}: gives the logits of Python`, async () => {
+    test(`${kind}: gives the same logits as Python`, async () => {
       const page = await browser.newPage();
       const requests = [];
       page.on("request", (request) => requests.push(basename(new URL(request.url()).pathname)));
@@ -219,7 +219,7 @@ describe("the page", { concurrency: false }, () => {
     });
   });
 
-  test("dropped and pasted files are sorted by what they are", async () => {
+  test("dropped and pasted files are handled by their type", async () => {
     await onPage(address, {}, async (page) => {
       await give(page, "drop", [fileOf("mine.fqvit", readFileSync(TINY)), fileOf("rgb.png", readFileSync(RGB))]);
       await cards(page, 1);
@@ -229,7 +229,7 @@ describe("the page", { concurrency: false }, () => {
     });
   });
 
-  test("pictures of the camera are classified, and the camera is released", async () => {
+  test("camera pictures are classified, and the camera is released", async () => {
     await onPage(address, { permissions: ["camera"] }, async (page) => {
       await page.click("#camera-open");
       await page.waitForFunction(() => document.getElementById("camera-view").videoWidth > 0);
@@ -242,7 +242,7 @@ describe("the page", { concurrency: false }, () => {
     });
   });
 
-  test("wrong files are named, and the page goes on", async () => {
+  test("errors name wrong files, and the page keeps working", async () => {
     await onPage(address, {}, async (page) => {
       const png = readFileSync(RGB);
       const huge = Buffer.from(png);
@@ -267,7 +267,7 @@ describe("the page", { concurrency: false }, () => {
     });
   });
 
-  test("hostile and wrong models end in a message, and another model can be loaded", async () => {
+  test("hostile and wrong models give an error message, and another model can be loaded", async () => {
     await onPage(address, {}, async (page) => {
       const tiny = readFileSync(TINY);
       const bad = Buffer.from(tiny);
@@ -294,7 +294,7 @@ describe("the page", { concurrency: false }, () => {
     });
   });
 
-  test("a run can be stopped, and the page goes on", async () => {
+  test("a run can be stopped, and the page keeps working", async () => {
     await onPage(address, {}, async (page) => {
       await useModel(page, DETECTOR);
       const size = 1500;

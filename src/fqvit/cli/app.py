@@ -341,6 +341,7 @@ def bench(
 
 command("export")(deploy.export)
 command("web")(deploy.web)
+command("serve")(deploy.serve)
 command("card")(deploy.card)
 command("table")(study.table)
 command("ablate")(study.ablate)

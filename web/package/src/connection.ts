@@ -1,4 +1,4 @@
-// The caller's side of a worker: numbers requests, limits their time, and ends the worker if it does not answer.
+// The caller's side of a worker: assigns ids to requests, limits their time, and ends the worker if it does not answer.
 import { FqvitError } from "./errors.js";
 import type { Thread } from "./platform.js";
 import type { Reply, Request } from "./protocol.js";
@@ -28,7 +28,7 @@ export class Connection {
     return this.ended === null;
   }
 
-  /** Send a request. milliseconds: time limit from when the worker starts with it   what: for the message */
+  /** Send a request. milliseconds: time limit, from when the worker starts the request   what: its name in error messages */
   ask<T>(request: Request, milliseconds: number, what: string, transfer: ArrayBuffer[] = []): Promise<T> {
     if (this.ended !== null) return Promise.reject(new FqvitError(this.ended));
     const id = this.next++;

@@ -47,7 +47,7 @@ export class Library {
     }
   }
 
-  // Views become invalid when the memory grows, so each is used at once.
+  // Views become invalid when the memory grows, so each view is used immediately.
   bytes(pointer: number, length: number): Uint8Array {
     return new Uint8Array(this.memory.buffer, pointer, length);
   }
@@ -106,7 +106,7 @@ export class Library {
     return this.described("fqvit_detections_get", SIZE.detection, [found, i], read);
   }
 
-  /** Describe the input (null) or an output of a model. */
+  /** Describe an output of a model, or its input if `output` is null. */
   tensor(handle: number, output: number | null): TensorDescription & { bytes: number } {
     const [name, values] = output === null ? ["fqvit_model_input", [handle]] : ["fqvit_model_output", [handle, output]];
     return this.described(name as string, SIZE.tensor, values as number[], (at) => {

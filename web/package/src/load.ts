@@ -5,7 +5,7 @@ import { Model } from "./model.js";
 import type { Platform } from "./platform.js";
 import type { Description, Limits, Options } from "./types.js";
 
-/** A model file: its address, its bytes, or a file that a user has chosen. */
+/** A model file: its URL or path, its bytes, or a file that a user has chosen. */
 export type FileSource = string | URL | ArrayBuffer | Uint8Array | Blob;
 
 const MAX_MODULE_BYTES = 64 * 2 ** 20;
@@ -38,7 +38,7 @@ export function loader(platform: Platform): (source: FileSource, options?: Optio
     const limits: Limits = { ...LIMITS, ...options.limits };
     const name = nameOf(source);
     const file = await bytesOf(source, name, limits.fileBytes, platform);
-    kindOfFile(file, name); // before a worker is started for a wrong file
+    kindOfFile(file, name); // rejects a wrong file before a worker is started
     let module;
     try {
       module = await compiled(options);
@@ -70,7 +70,7 @@ async function bytesOf(source: FileSource, name: string, maxBytes: number, platf
     checkFileSize(source.byteLength, name, maxBytes);
     return new Uint8Array(source instanceof Uint8Array ? source : source.slice(0)); // a copy in both cases
   }
-  if (!(source instanceof Blob)) throw new FqvitError("load: expected an address, an ArrayBuffer, a Uint8Array or a file.");
+  if (!(source instanceof Blob)) throw new FqvitError("load: expected a URL, a path, an ArrayBuffer, a Uint8Array or a file.");
   checkFileSize(source.size, name, maxBytes);
   try {
     return new Uint8Array(await source.arrayBuffer());

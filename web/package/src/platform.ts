@@ -9,7 +9,7 @@ export interface Thread {
 
 export interface Platform {
   startWorker(): Thread;
-  /** Read a file by its address. name: for messages   maxBytes: of the file */
+  /** Read a file from a URL or, in Node.js, a path. name: for error messages   maxBytes: maximum size of the file */
   read(address: string | URL, name: string, maxBytes: number): Promise<Uint8Array>;
   /** Return the bytes of the WebAssembly module of this package. */
   moduleBytes(instructionSet: "simd128" | "scalar"): Promise<Uint8Array>;

@@ -32,7 +32,7 @@ function reply(request: Numbered): Reply {
 
 type Thread = Port & { on(event: "message", listener: (request: Numbered) => void): void };
 
-// A property of the global object, because bundlers replace a bare `require`. Node.js defines it for scripts passed as text.
+// `require` is read from the global object, because bundlers replace a bare `require`. Node.js sets it for scripts passed as text.
 const { require } = globalThis as { require?: (name: string) => { parentPort: Thread } };
 
 if (typeof require === "function") {

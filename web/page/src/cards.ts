@@ -20,7 +20,7 @@ export interface Entry {
 }
 
 const NEIGHBOURS = 5;
-const SMALL = 128; // pixels: such pictures are enlarged without smoothing
+const SMALL = 128; // pixels: pictures up to this size are enlarged without smoothing
 const CANVAS_SIDE = 1200; // pixels: images are scaled to this, so that labels are legible on small and large ones
 const COLORS = ["#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#808000"];
 
@@ -149,6 +149,6 @@ export function showNeighbours(entries: readonly Entry[]): void {
     }
     const items = near.map(({ other, cosine }) =>
       make("li", {}, make("img", { src: other.address, alt: "" }), `${cosine.toFixed(3)} ${other.file.name}`));
-    box.replaceChildren(make("h4", { class: "hint" }, "Most similar images, by the cosine of their embeddings"), make("ol", { class: "neighbours" }, ...items));
+    box.replaceChildren(make("h4", { class: "hint" }, "Most similar images, by cosine similarity of their embeddings"), make("ol", { class: "neighbours" }, ...items));
   }
 }
