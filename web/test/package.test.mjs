@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync } from "node:fs";
+import { availableParallelism } from "node:os";
 import { afterEach, test } from "node:test";
 import { pathToFileURL } from "node:url";
 import { decodeImage, decodePng, FqvitError, imageSize, load, similarity } from "fqvit";
@@ -26,11 +27,18 @@ const rejected = (promise, pattern) => assert.rejects(promise, (error) => {
   return true;
 });
 
-for (const instructionSet of ["simd128", "scalar"]) {
-  test(`${instructionSet}: images of every PNG type give the same pixels and logits as fqvit classify`, async () => {
+const RELAXED = Uint8Array.of(...Buffer.from("AGFzbQEAAAABBQFgAAF7AwIBAAoPAQ0AQQD9D0EA/Q/9kgIL", "base64")); // uses relaxed SIMD
+const FASTEST = WebAssembly.validate(RELAXED) ? "relaxed_simd" : "simd128";
+const SETTINGS = [{ instructionSet: "simd128", threads: 1 }, { instructionSet: "scalar" }, { threads: 1 }, { threads: 2 }, { threads: 3 }];
+
+for (const settings of SETTINGS) {
+  const title = JSON.stringify(settings);
+  test(`${title}: images of every PNG type give the same pixels and logits as fqvit classify`, async () => {
     for (const [file, expected] of Object.entries(ANSWERS.classifiers)) {
-      const model = await opened(file, { instructionSet });
+      const model = await opened(file, settings);
       assert.equal(model.description.fingerprint, expected.fingerprint);
+      assert.equal(model.description.instructionSet, settings.instructionSet ?? FASTEST);
+      assert.equal(model.description.threads, settings.threads ?? 1);
       assert.equal(expected.results.length, 15);
       for (const { image, logits, pixels, top } of expected.results) {
         const decoded = await png(image);
@@ -45,9 +53,9 @@ for (const instructionSet of ["simd128", "scalar"]) {
     }
   });
 
-  test(`${instructionSet}: detectors give the same boxes, scores and masks as Python`, async () => {
+  test(`${title}: detectors give the same boxes, scores and masks as Python`, async () => {
     for (const [file, expected] of Object.entries(ANSWERS.detectors)) {
-      const model = await opened(file, { instructionSet });
+      const model = await opened(file, settings);
       assert.equal(model.description.kind, "detector");
       const { objects } = await model.detect(await png(expected.image), { masks: true });
       assert.deepEqual(objects.map((one) => one.box), expected.boxes);
@@ -60,6 +68,12 @@ for (const instructionSet of ["simd128", "scalar"]) {
     }
   });
 }
+
+test("the package chooses threads by itself", async () => {
+  const model = await opened(TINY);
+  assert.equal(model.description.threads, Math.min(availableParallelism(), 4));
+  for (const [threads, used] of [[0, 1], [1.5, 1], [100, 16]]) assert.equal((await opened(TINY, { threads })).description.threads, used);
+});
 
 test("all outputs equal those of Python, and embed returns the chosen one", async () => {
   const { file, image, outputs } = ANSWERS.outputs;

@@ -14,6 +14,8 @@ const AXE = readFileSync(join(ROOT, "web/node_modules/axe-core/axe.min.js"), "ut
 const TINY = join(GOLDEN, "tiny_v1.fqvit");
 const DETECTOR = join(GOLDEN, "detectors/mask_rcnn_v1.fqvit");
 const RGB = join(FIXTURES, "rgb.png");
+// The headers that give a page shared memory, as `fqvit web --serve` sends them.
+const ISOLATION = [["Cross-Origin-Opener-Policy", "same-origin"], ["Cross-Origin-Embedder-Policy", "require-corp"]];
 const META = '<meta name="fqvit-model" content="">';
 
 const folder = mkdtempSync(join(tmpdir(), "fqvit-page-"));
@@ -32,7 +34,9 @@ before(async () => {
   writeFileSync(join(folder, "blank.html"), "<title>blank</title>");
   server = createServer((request, response) => {
     try {
-      const name = new URL(request.url, "http://x").pathname.slice(1) || "index.html";
+      const { pathname, search } = new URL(request.url, "http://x");
+      const name = pathname.slice(1) || "index.html";
+      for (const [header, value] of search === "?isolated" ? ISOLATION : []) response.setHeader(header, value);
       response.setHeader("Content-Type", name.endsWith(".html") ? "text/html" : name.endsWith(".js") ? "text/javascript" : "application/octet-stream");
       response.end(readFileSync(join(folder, name)));
     } catch {
@@ -116,7 +120,31 @@ describe("the npm package in Chromium", { concurrency: false }, () => {
       }, png);
       assert.deepEqual(found.logits, expected.logits);
       assert.match(found.wrong, /^FqvitError: input: 1 bytes, expected 432/);
-      assert.equal(requests.includes("fqvit-simd128.wasm"), script === null);
+      assert.deepEqual(requests.filter((name) => name.endsWith(".wasm")), script === null ? ["fqvit-relaxed_simd.wasm"] : []);
+      await page.close();
+    });
+
+    test(`${kind}: uses threads where the page is cross-origin isolated`, async () => {
+      const page = await browser.newPage();
+      await page.goto(`${address}blank.html?isolated`);
+      if (script !== null) await page.addScriptTag({ url: `${address}${script}` });
+      const expected = ANSWERS.classifiers[TINY].results.find(({ image }) => image === RGB);
+      const found = await page.evaluate(async (bytes) => {
+        const { decodeImage, load } = await import("/dist/browser.js");
+        const image = await decodeImage(new Blob([Uint8Array.from(bytes)]));
+        const results = [];
+        for (const options of [{}, { threads: 1 }, { threads: 2 }, { threads: 3, instructionSet: "simd128" }, { threads: 4, instructionSet: "scalar" }]) {
+          const model = await (globalThis.load ?? load)("/model.fqvit", options);
+          const { logits } = await model.classify(image);
+          results.push({ logits: [...logits.data], threads: model.description.threads, set: model.description.instructionSet });
+          model.close();
+        }
+        return { results, cores: navigator.hardwareConcurrency, isolated: crossOriginIsolated };
+      }, [...readFileSync(RGB)]);
+      assert.ok(found.isolated);
+      assert.deepEqual(found.results.map(({ threads }) => threads), [Math.min(found.cores, 4), 1, 2, 3, 1]);
+      assert.deepEqual(found.results.map(({ set }) => set), ["relaxed_simd", "relaxed_simd", "relaxed_simd", "simd128", "scalar"]);
+      for (const { logits } of found.results) assert.deepEqual(logits, expected.logits);
       await page.close();
     });
   }
@@ -153,7 +181,7 @@ describe("the page", { concurrency: false }, () => {
         await cards(page, 3);
         assert.match(await text(page, "#cards > li:first-child table"), /Bag/);
         assert.match(await text(page, "#cards > li:last-child .neighbours li:first-child"), /Trouser 2/); // the other trouser is nearest
-        assert.match(await text(page, "#cards > li:first-child"), /ms per image.*\((simd128|scalar)\)/);
+        assert.match(await text(page, "#cards > li:first-child"), /ms per image.*\((relaxed_simd|simd128|scalar), 1 thread\)/);
         assert.match(await text(page, "#model-facts"), /[0-9a-f]{64}/);
         assert.deepEqual(seen.requests.filter((one) => !/^(data|blob):/.test(one)), [url]); // nothing else is loaded
         await page.click("#clear");

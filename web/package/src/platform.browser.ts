@@ -52,5 +52,5 @@ export async function read(address: string | URL, name: string, maxBytes: number
 }
 
 export function browserPlatform(moduleBytes: Platform["moduleBytes"]): Platform {
-  return { startWorker, read, moduleBytes };
+  return { startWorker, read, moduleBytes, cores: () => navigator.hardwareConcurrency ?? 1 };
 }

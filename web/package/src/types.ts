@@ -40,7 +40,7 @@ export interface Description {
   readonly source: string;
   /** SHA-256 of the contents, in hexadecimal: equal programs have equal fingerprints */
   readonly fingerprint: string;
-  /** instruction set in use: "simd128" or "scalar" */
+  /** instruction set in use: "relaxed_simd", "simd128" or "scalar" */
   readonly instructionSet: string;
   readonly threads: number;
   /** number of images that the model was calibrated with */
@@ -134,7 +134,9 @@ export interface Limits {
 export interface Options {
   readonly limits?: Partial<Limits>;
   /** "scalar" uses no SIMD; default: the fastest set that this machine supports. All sets give the same bits. */
-  readonly instructionSet?: "simd128" | "scalar";
+  readonly instructionSet?: "relaxed_simd" | "simd128" | "scalar";
+  /** number of threads, where memory can be shared; default: one per core, at most 4. The bits do not depend on it. */
+  readonly threads?: number;
   /** the WebAssembly module, if it is not next to the script: its URL, its bytes or the compiled module */
   readonly module?: string | URL | ArrayBuffer | Uint8Array | WebAssembly.Module;
 }

@@ -1,7 +1,7 @@
 // One card per image: picture, classes, neighbours or objects.
 import type { Classification, Description, Detected, Detection, Embedding, Image, Times } from "../../package/src/inline.js";
 import { similarity } from "../../package/src/similarity.js";
-import { formatTime, make } from "./dom.js";
+import { formatThreads, formatTime, make } from "./dom.js";
 
 export interface Answer {
   readonly classification: Classification | null;
@@ -34,7 +34,7 @@ export function showWaiting(entry: Entry): void {
 export function showAnswer(entry: Entry, answer: Answer, image: Image, description: Description): void {
   const { classification, detection } = answer;
   const { preprocess, run } = answer.times;
-  const time = `${formatTime(run)} per image${preprocess > 0 ? `, preprocessing ${formatTime(preprocess)}` : ""} (${description.instructionSet})`;
+  const time = `${formatTime(run)} per image${preprocess > 0 ? `, preprocessing ${formatTime(preprocess)}` : ""} (${description.instructionSet}, ${formatThreads(description.threads)})`;
   const about = make("div", {}, make("h3", {}, entry.file.name), make("p", { class: "hint" }, `${image.width} x ${image.height} pixels, ${time}`));
   if (classification !== null) about.append(classes(classification));
   if (answer.embedding !== null) about.append(make("div", { class: "near" }));

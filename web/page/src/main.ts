@@ -8,7 +8,7 @@ import { isVector, rank } from "../../package/src/model.js";
 import { setUpCamera } from "./camera.js";
 import { type Answer, type Entry, showAnswer, showNeighbours, showWaiting } from "./cards.js";
 import { compare, readAnswers } from "./compare.js";
-import { byId, clearErrors, formatBytes, make, showError } from "./dom.js";
+import { byId, clearErrors, formatBytes, formatThreads, make, showError } from "./dom.js";
 
 const MAX_CARDS = 100;
 const MAX_PIXELS = 40_000_000;
@@ -58,7 +58,7 @@ function showModel({ description: found }: Model, isEmbedded: boolean): void {
     model: found.model,
     kind: found.kind,
     fingerprint: make("span", { class: "mono" }, found.fingerprint),
-    "instruction set": `WebAssembly ${found.instructionSet}, ${found.threads === 1 ? "1 thread" : `${found.threads} threads`}`,
+    "instruction set": `WebAssembly ${found.instructionSet}, ${formatThreads(found.threads)}`,
     size: formatBytes(found.fileBytes),
     images: found.preprocessing,
     ...(found.outputs.length > 0 ? { outputs: found.outputs.map((one) => `${one.name} [${one.shape.join(", ")}]`).join(", ") } : {}),
