@@ -125,7 +125,7 @@ private:
     bool owns_weights() const;
     void run_wide(const Epilogue& epilogue, Frame frame, std::int64_t begin, std::int64_t end) const;
 
-    const KernelSet kernels_;
+    const Kernels* kernels_;
     std::int64_t rows_, inputs_, outputs_;
     bool wide_in_;
     std::int64_t row_blocks_, panels_, panel_groups_, tile_;

@@ -312,6 +312,9 @@ int main(int argc, char** argv) {
         {"avx512", kernels_avx512(), cpu.avx512_vbmi && cpu.avx512_vnni, 4000},
         {"neon", kernels_neon(), cpu.neon, 1000},
         {"neon_dotprod", kernels_neon_dotprod(), cpu.neon_dotprod, 1000},
+#if defined(__wasm__)
+        {"simd128", kernels_simd128(), true, 1000},
+#endif
 #ifdef FQVIT_AVX512_SHIM
         {"avx512_shim", kernels_avx512_shim(), true, 1000},
 #endif

@@ -67,7 +67,7 @@ private:
         const std::string scores = add(MatMulFields{.y = "",
                                                     .a = parts[0],
                                                     .b = parts[1],
-                                                    .mult = 1 << 30,
+                                                    .mult = {1 << 30},
                                                     .shift = 37,
                                                     .a_zero = 120,
                                                     .b_zero = 131,

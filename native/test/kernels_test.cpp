@@ -232,6 +232,9 @@ int main(int argc, char** argv) {
         {"avx512_shim", kernels_avx512_shim(), true},
 #endif
         {"neon", kernels_neon(), cpu.neon},
+#if defined(__wasm__)
+        {"simd128", kernels_simd128(), true},
+#endif
         {"scalar", kernels_scalar(), true},
     };
     Tally all;

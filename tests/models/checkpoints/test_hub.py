@@ -130,7 +130,7 @@ def test_crop_interpolation_and_pooling_of_timm_configs_are_used(hub: Hub) -> No
         ({"size": {"height": 24, "width": 24}, "do_center_crop": True, "crop_size": {"height": 16, "width": 16}}, 24, True),
         ({"size": {"shortest_edge": 20}, "do_center_crop": True, "crop_size": 16}, 20, False),
         ({"size": 20, "image_processor_type": "CLIPImageProcessor", "do_center_crop": True, "crop_size": 16}, 20, False),
-        ({"size": {"height": 8, "width": 8}}, 16, True),  # for images of another size
+        ({"size": {"height": 8, "width": 8}}, 16, True),  # written for 8 x 8 pixels, but the model reads 16 x 16
     ],
     ids=str,
 )
