@@ -15,7 +15,9 @@ using Thread = std::thread;
 using ThreadMutex = std::mutex;
 using Condition = std::condition_variable;
 
-constexpr int SPIN_FACTOR = 1;  // spins take longer where the processor has an instruction for waiting
+// Multiplies the number of spins before a thread sleeps. WebAssembly has no pause instruction, so its spins are
+// shorter and its factor is larger.
+constexpr int SPIN_FACTOR = 1;
 
 inline void yield_thread() { std::this_thread::yield(); }
 

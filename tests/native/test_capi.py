@@ -180,7 +180,7 @@ def test_unusable_files_give_a_one_line_error(api: Api, tmp_path: Path) -> None:
     for name, data in {"empty": b"", "short": good[:-1], "long": good + b"x", "bits": good[:-9] + bytes(9)}.items():
         (tmp_path / name).write_bytes(data)
     for path, status, text in [
-        (tmp_path / "absent", capi.FILE, "no such file. Check the path, or make one with `fqvit quantize -o absent`."),
+        (tmp_path / "absent", capi.FILE, "no such file. Check the path."),
         (tmp_path, capi.FILE, "not a regular file. Check the path."),
         (tmp_path / "fifo", capi.FILE, "not a regular file. Check the path."),
         (tmp_path / "empty", capi.PROGRAM, "not a .fqvit file, expected one written by `fqvit quantize`. Check the path."),

@@ -207,6 +207,20 @@ def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(report, page, folder / "report.html")
 
 
+def test_figures_that_continue_to_the_right_say_so_until_they_are_scrolled(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+    page, _ = opened(browser, made, width=360)
+    scrolls = "[...document.querySelectorAll('figure .scroll')]"
+    hidden = f"{scrolls}.filter(part => part.scrollWidth > part.clientWidth + 1)"
+    assert page.evaluate(f"{hidden}.length") > 0
+    assert page.evaluate(f"{hidden}.every(part => part.hasAttribute('data-more'))")
+    assert "Scroll sideways" in page.evaluate(f"getComputedStyle({hidden}[0], '::before').content")
+    page.evaluate(f"{hidden}[0].scrollLeft = 10000")
+    page.wait_for_function(f"!{hidden}[0].hasAttribute('data-more')")
+    page.set_viewport_size({"width": 1100, "height": 800})
+    page.wait_for_function(f"!{scrolls}.some(part => part.hasAttribute('data-more') && part.scrollWidth <= part.clientWidth)")
+    page.context.close()
+
+
 @pytest.mark.parametrize("width", [360, 1100])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_of_embeddings_fits_and_is_legible(browser, embeddings: Made, width: int, scheme: str) -> None:  # type: ignore[no-untyped-def]

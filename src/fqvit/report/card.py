@@ -1,6 +1,6 @@
 """Write the model card of a .fqvit file for the Hugging Face Hub: metadata in YAML, then accuracy, sizes and how to run it.
 
-A card is Markdown. Values in the metadata are written as JSON, which YAML contains. See also: cli/commands/card.py.
+A card is Markdown. Values in the metadata are written as JSON, which is valid YAML. See also: cli/commands/card.py.
 """
 
 from __future__ import annotations

@@ -184,6 +184,8 @@ def run(
     names = f", plus {size(found.names)} of class names" if found.names else ""
     only_features = all(output.kind != "logits" for output in header.outputs)
     advice = "; for features, --recipe embedding is more accurate" if only_features and recipe.name == DEFAULT_RECIPE else ""
+    if recipe.weight_bits < 8 and found.bits_per_weight > 7.5:
+        advice += f"; {recipe.weight_bits}-bit weights are stored in 8 bits, so the file is as large as with 8"
     rows = [
         ("model", f"{model.name} ({model.source.split(' sha256')[0]})"),
         *(row for row in about_inputs(model) if row != ("assumed", "nothing")),
