@@ -8,20 +8,20 @@ agreement of the integer program with the float model.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import platform
 from pathlib import Path
 
 import numpy as np
+from model_arguments import model_parser
 from version import commit
 
 import fqvit
 from fqvit.models.device import keep_freed_memory
 from fqvit.models.graph import run_float, trace
 from fqvit.models.pixels import normalise
-from fqvit.quant.recipe import with_bits
 from fqvit.runtime.native import Engine
+from fqvit.study.methods import parse
 from fqvit.system.progress import track
 
 FIELDS = (
@@ -40,20 +40,15 @@ RESULTS = Path(__file__).parent / "results" / "accuracy.csv"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--weights", required=True)
-    parser.add_argument("--calib", required=True)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--recipes", default="fq-vit", help="comma-separated names, optionally with bits: fqvit@8/8/8")
+    parser = model_parser(__doc__, "fq-vit")
     parser.add_argument("--limit", type=int)
     arguments = parser.parse_args()
     keep_freed_memory()
     model = fqvit.load_model(arguments.model, arguments.weights)
     graph = trace(model.module)
-    for name in arguments.recipes.split(","):
-        plain, _, bits = name.partition("@")
-        recipe = with_bits(fqvit.load_recipe(plain), bits) if bits else fqvit.load_recipe(plain)
+    for method in parse(arguments.recipes, None):
+        name, recipe = method.label, method.recipe
+        assert recipe is not None
         calib = fqvit.ImageFolder.unlabelled(arguments.calib, model.preprocess).limit(recipe.images)
         seen = track((batch.images for batch in calib.batches()), len(calib) // 16, f"{name}: calibration")
         calibration = fqvit.calibrate(model, seen, recipe)
@@ -67,8 +62,7 @@ def main() -> None:
             labels.append(batch.labels)
         e, i, y = np.concatenate(exact), np.concatenate(integer), np.concatenate(labels)
         percent = [f"{100 * np.mean(same):.1f}" for same in (e == y, i == y, e == i)]
-        bits = f"{recipe.weight_bits}/{recipe.activation_bits}/{recipe.attention_bits}"
-        row = [model.name, name, bits, calibration.images, len(y), *percent, platform.machine(), commit()]
+        row = [model.name, name, method.bits, calibration.images, len(y), *percent, platform.machine(), commit()]
         print(dict(zip(FIELDS, row, strict=True)), flush=True)
         with RESULTS.open("a", newline="") as file:
             csv.writer(file).writerow(row)

@@ -81,7 +81,7 @@ def main() -> None:
     seconds = []
     for _ in range(arguments.rounds):
         for name, job in jobs.items():
-            # A forward pass directly before and after, so that a slow moment affects both.
+            # Time a forward pass directly before and after the calibration, so that a slow moment affects all of them.
             before = timed(forward, clock)
             mine = timed(job, clock)
             after = timed(forward, clock)

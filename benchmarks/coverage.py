@@ -4,12 +4,13 @@
 
 Prints one line per model and writes benchmarks/results/coverage.csv. Stage capture compares the float outputs of module and
 graph. Stage quantize also calibrates on two random images with the default recipe, lowers, and compares the native engine with
-the reference on a third image, bit for bit; `cosine` is the lowest cosine of any output to float. Stage whole is the same
-with images of the model's own size; in the other stages images are as small as the architecture allows.
+the reference on a third image, bit for bit; `cosine` is the lowest cosine similarity between an integer and a float output.
+Stage whole is the same with images of the model's own size; in the other stages images are as small as the architecture allows.
 
-Weights are random. Models with more than 100 million parameters are built with two blocks, or one or two per stage (column
-blocks), and with --shallow all models are. Names of timm that build the same module share one run: column `run` is the name
-that was built. Two names build the same module if all their submodules have the same classes, attributes and tensor shapes.
+Weights are random. Models with more than 100 million parameters are built with two blocks, or with one or two per stage of the
+network (see column `blocks`); with --shallow, all models are built this way. Names of timm that build the same module share one
+run: column `run` is the name that was built. Two names build the same module if all their submodules have the same classes,
+attributes and tensor shapes.
 
 Models that the CSV already has at this stage are left out, so that an interrupted run resumes; --redo runs them again. Without
 --shallow, models of up to 100 million parameters that the CSV records with fewer blocks are run again with all blocks.
@@ -231,7 +232,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--names", nargs="+", help="only these models")
     parser.add_argument("--stage", choices=["capture", "quantize", "whole"], default="capture")
     parser.add_argument("--redo", action="store_true", help="also run models that the CSV has already")
-    parser.add_argument("--failed", action="store_true", help="also run models that failed again")
+    parser.add_argument("--failed", action="store_true", help="also rerun models that failed")
     parser.add_argument("--shallow", action="store_true", help="build all models with two blocks, or one or two per stage")
     parser.add_argument("--workers", type=int, default=1, help="models at a time")
     parser.add_argument("--timeout", type=float, default=900, help="seconds per model")

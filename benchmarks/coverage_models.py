@@ -75,7 +75,10 @@ class Plan:
 
 
 def library(name: str) -> ModuleType:
-    """Import timm or transformers, even if torchvision was built for another torch: its operators are declared, not called."""
+    """Import timm or transformers, even if torchvision was built for another torch.
+
+    In that case, declare the operators of torchvision, so that the import succeeds. They are never called.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -96,7 +99,7 @@ def _declare_operators() -> None:
 def randomised(module: nn.Module) -> nn.Module:
     """Add noise to tensors that are constant or nearly so after construction, so that no term vanishes.
 
-    timm initialises class tokens with a standard deviation of 1e-6, whose rounding error a norm would magnify.
+    timm initialises class tokens with a standard deviation of 1e-6; a norm would magnify the rounding errors of such values.
     """
     generator = torch.Generator().manual_seed(0)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -112,7 +115,7 @@ def randomised(module: nn.Module) -> nn.Module:
 def plan(name: str, shallow: bool = False, whole: bool = False) -> Plan:
     """Find options that build a model of timm.
 
-    shallow: with two blocks, or one or two per stage   whole: with its own image size
+    shallow: use only two blocks, or one or two per stage   whole: keep the model's default image size
     """
     timm = library("timm")
     default = timm.models.get_pretrained_cfg(name).input_size
@@ -134,7 +137,7 @@ def plan(name: str, shallow: bool = False, whole: bool = False) -> Plan:
 
 
 def _grouped_queries(full: nn.Module) -> list[dict[str, Any]]:
-    """Return options for two blocks of a model whose middle blocks have fewer heads of K and V, such as Sapiens2."""
+    """Return options for two blocks of a model whose middle blocks have fewer key/value heads, such as Sapiens2."""
     blocks = list(getattr(full, "blocks", ()))
     heads = [getattr(getattr(block, "attn", None), "num_kv_heads", None) for block in blocks]
     if len(set(heads)) < 2:
@@ -168,8 +171,8 @@ def _skeleton(timm: ModuleType, name: str, size: tuple[int, int, int] | None, op
 def configuration(module: nn.Module, size: tuple[int, int, int]) -> str:
     """Return a hash of everything that determines what a module computes, except the values of its weights.
 
-    That is the image size and, for every submodule, its class, its attributes and the shapes of its tensors. Two names of
-    timm with equal hashes differ only in their published weights and in the image size that was replaced.
+    That is the image size and, for every submodule, its class, its attributes and the shapes of its tensors. Two model
+    names of timm with equal hashes differ only in their published weights and their default image size, which `size` replaces.
     """
     lines = [repr(size)]
     for path, part in module.named_modules():

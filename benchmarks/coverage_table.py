@@ -12,7 +12,7 @@ import coverage_models as models
 def main() -> None:
     rows = [row for row in coverage.read_rows().values() if row["stage"] == "quantize"]
     order = [*models.TIMM_90, *models.TIMM_60, "transformers"]
-    print("| module | names | run | pass | pass up to 100 M parameters | with all blocks | worst parity | least cosine |")
+    print("| module | names | run | pass | pass up to 100 M parameters | with all blocks | worst parity | lowest cosine |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for module in order:
         found = [row for row in rows if row["module"] == module]

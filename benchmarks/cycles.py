@@ -1,12 +1,12 @@
-"""Estimate the cycles of the inner loops of the NEON kernels with llvm-mca, for CPUs that are not at hand.
+"""Estimate the cycles of the inner loops of the NEON kernels with llvm-mca, for CPUs that are not available.
 
     .venv/bin/python benchmarks/cycles.py                        # Cortex-A76 and Neoverse N1
     .venv/bin/python benchmarks/cycles.py --cpus neoverse-n2     # other CPUs that llvm-mca knows
 
 Compiles the kernels with the cross compiler, takes the longest loop of each function below and simulates 200 iterations. The
-simulation has a perfect cache, so these are lower bounds. LLVM 19 has a model of Neoverse N1, which has the same pipelines as
-Cortex-A76, but for cortex-a76 itself it uses that of the older Cortex-A57. Needs Debian's packages g++-aarch64-linux-gnu and
-llvm-19.
+simulation assumes a perfect cache, so these are lower bounds. LLVM 19 has a scheduling model of Neoverse N1, which has the same
+pipelines as Cortex-A76; for cortex-a76 itself, LLVM uses the scheduling model of the older Cortex-A57. Needs Debian's packages
+g++-aarch64-linux-gnu and llvm-19.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 CPUS = "cortex-a76,neoverse-n1"
 ITERATIONS = 200
-# Title: file, pattern of the function, multiply-accumulates or elements per iteration, their name.
+# Title: (file, regular expression for the function's name, multiply-accumulates or elements per iteration, unit of this count).
 LOOPS = {
     "product, sdot, 6 x 16": ("gemm_neon_dotprod", r"multiply_tile<6>", 6 * 16 * 8, "MAC"),
     "product, usmmla, 6 x 16": ("gemm_neon_i8mm", r"multiply_tile<6>", 6 * 16 * 8, "MAC"),
@@ -56,7 +56,7 @@ def longest_loop(code: list[tuple[int, str]]) -> list[str]:
 
 def cycles(loop: list[str], cpu: str, tool: str) -> float:
     """Return the cycles per iteration."""
-    # Addresses of jumps become a label, because llvm-mca assembles the text.
+    # Replace the addresses of jump targets by a label, because llvm-mca assembles the text.
     lines = [re.sub(r"\b(b(?:\.\w+)?\t|cbn?z\t\w+, |tbn?z\t\w+, #\d+, )[0-9a-f]+", r"\1loop", text) for text in loop]
     command = [tool, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+dotprod,+i8mm", f"-iterations={ITERATIONS}"]
     source = "loop:\n" + "\n".join(lines) + "\n"
@@ -70,7 +70,7 @@ def cycles(loop: list[str], cpu: str, tool: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cpus", default=CPUS, help=f"comma-separated names of llvm-mca (default: {CPUS})")
+    parser.add_argument("--cpus", default=CPUS, help=f"comma-separated CPU names that llvm-mca knows (default: {CPUS})")
     parser.add_argument("--llvm-mca", default="llvm-mca-19", help="the command (default: llvm-mca-19)")
     arguments = parser.parse_args()
     cpus = arguments.cpus.split(",")

@@ -56,7 +56,7 @@ from tests.detect.sites import compared_sites  # noqa: E402
 
 SWIN_T = SwinConfig((64, 64), 4, 3, 0, 96, (2, 2, 6, 2), (3, 6, 12, 24), 7, fixed_window=True)
 CONFIG = DetectorConfig(SWIN_T, 80)
-COMPARED_ROIS = 50  # RoIs compared per head; few, because the engine keeps all buffers of each
+COMPARED_ROIS = 50  # RoIs compared per head; a small number, because the engine keeps all buffers of every RoI
 # The score threshold is lowered until this many candidates reach it before NMS. With random weights, none reaches the default.
 BUSY = 300
 Codes = NDArray[np.uint8]
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def float_rois(networks: FloatNetworks, image: Input, s: DetectSettings) -> dict[str, NDArray[np.float32]]:
-    """Return the RoI features of the float detector: all proposals (box head) and the first s.detections ones (mask head)."""
+    """Return RoI features of the float detector: all proposals (box head) and the first s.detections of them (mask head)."""
     maps: Maps = networks.maps(image.pixels)
     scores, deltas = ([x.astype(np.float64) for x in part] for part in (maps.objectness, maps.deltas))
     boxes = propose(scores, deltas, image.size, s)
@@ -211,7 +211,10 @@ def times(
 
 
 def in_turns(integer: Callable[[], object], float_: Callable[[], object], rounds: int) -> dict[str, Any]:
-    """Run both in turns. Return the median CPU seconds of each and the ratio float / integer. The first round is a warm-up."""
+    """Run the two functions alternately. Return their median CPU seconds and the ratio float / integer.
+
+    The first round is a warm-up.
+    """
     taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds + 1):
         for work, seconds in zip((integer, float_), taken, strict=True):

@@ -2,7 +2,8 @@
 
     .venv/bin/python benchmarks/detector_memory.py FILE.fqvit IMAGE
 
-The process never imports torch. `start`, `loaded` and `detected` are the peaks so far after each of these steps.
+The process never imports torch. `start`, `loaded` and `detected` are the peak memory at the start, after
+loading the file and after detecting objects.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@
     .venv/bin/python benchmarks/embeddings.py --data ../shared/data
 
 DATA has weights/dinov2_vits14.safetensors and imagenet/{calib,val}/CLASS/*.jpg with one image per class. A variant is a recipe
-with bits, or a peer, calibrated on one of three disjoint subsets of imagenet/calib. The gallery is all of imagenet/calib, the
-queries are imagenet/val: the nearest neighbour of a query by cosine decides its class (1-shot, 1,000 classes). Agreement is the
-share of queries with the class that the float model finds; `difference low` and `difference high` are the 95 % confidence
-interval of the paired difference in accuracy.
+with bits, or a peer (another int8 runtime), calibrated on one of three disjoint subsets of imagenet/calib. The gallery is all
+of imagenet/calib, the queries are imagenet/val: the nearest neighbour of a query by cosine decides its class (1-shot, 1,000
+classes). Agreement is the share of queries with the class that the float model finds; `difference low` and `difference high`
+are the 95 % confidence interval of the paired difference in accuracy.
 
-Steps are kept in --work (build/embeddings) and not repeated: a killed run continues. Writes results/embeddings.csv from every
-variant that is complete.
+The results of finished steps are kept in --work (build/embeddings), so that an interrupted run resumes where it stopped. Writes
+results/embeddings.csv from every variant that is complete.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Task:
     images: int
     work: Path  # embeddings of this run
     kept: Path  # calibrations, programs and galleries, which do not depend on the queries
-    classes: NDArray[np.int64]  # of the queries
+    classes: NDArray[np.int64]  # class of each query
 
     def subset(self, number: int) -> Images:
         """Return one of the disjoint subsets of the calibration images."""
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="dinov2", help="registers: cosine only")
     parser.add_argument("--subsets", default="0,1,2", help="comma-separated numbers of calibration subsets")
     parser.add_argument("--images", type=int, default=128, help="calibration images per subset, at most 142")
-    parser.add_argument("--queries", type=int, default=1000, help="use this many, evenly spaced")
+    parser.add_argument("--queries", type=int, default=1000, help="use this many queries, evenly spaced")
     parser.add_argument("--cosine", action="store_true", help="leave out the gallery and nearest neighbours")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "embeddings")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS)

@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/embeddings_noise.py
 
-Reads the float embeddings that embeddings.py keeps in --work; run that first, with 1,000 queries. Every embedding of queries
-and gallery gets its own random vector, whose length sets the cosine (COSINES). Prints the mean agreement of five draws.
+Reads the float embeddings that embeddings.py keeps in --work; run embeddings.py first, with 1,000 queries. Every embedding of
+queries and gallery gets its own random vector, whose length determines the cosine between the original and the noisy embedding
+(COSINES). Prints the mean agreement of five draws.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def main() -> None:
 
 @torch.no_grad()
 def float_predictions(module: nn.Module, images: Images) -> Labels:
-    """Return the classes that the original module predicts, not its captured form."""
+    """Return the classes predicted by the original module, not by its captured form."""
     return np.concatenate([module(normalise(batch, FMNIST_PREPROCESS)).argmax(1).numpy() for batch in batches(images)])
 
 

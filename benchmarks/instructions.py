@@ -7,8 +7,9 @@
     .venv/bin/python benchmarks/instructions.py build/aarch64/fqvit-run MODEL.fqvit --cpu cortex-a76 --functions
 
 Runs fqvit-run with one and with several repetitions of the same image; the difference is the work per image, without loading.
-A plugin (instructions.c) counts the blocks that run, and the symbols of fqvit-run tell which kernel they belong to. Needs
-Debian's packages qemu-user and binutils-aarch64-linux-gnu. benchmarks/speed.py creates programs in build/speed.
+A plugin (instructions.c) counts how often each block of instructions runs, and the symbols of fqvit-run tell to which kernel
+the block belongs. Needs Debian's packages qemu-user and binutils-aarch64-linux-gnu. benchmarks/speed.py creates programs in
+build/speed.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def blocks(arguments: argparse.Namespace, plugin: Path, image: Path, repeat: int
 
 
 def count(arguments: argparse.Namespace, folder: Path) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Return the instructions per image by group, by function, and the dot products and matrix products by mnemonic."""
+    """Return the instructions per image: by group, by function, and, for dot and matrix product instructions, by mnemonic."""
     plugin, image = folder / "instructions.so", folder / "image.ppm"
     source = ROOT / "benchmarks" / "instructions.c"
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(plugin)], check=True)
@@ -105,7 +106,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="fqvit-run for AArch64, linked statically, with symbols")
     parser.add_argument("model", type=Path, help=".fqvit file")
     parser.add_argument("--isa", default="", help="instruction set, as for fqvit-run (default: the fastest)")
-    parser.add_argument("--cpu", default="max", help="CPU of QEMU, such as cortex-a76 (default: max)")
+    parser.add_argument("--cpu", default="max", help="CPU that QEMU emulates, such as cortex-a76 (default: max)")
     parser.add_argument("--images", type=int, default=2, help="repetitions to average (default: 2)")
     parser.add_argument("--functions", action="store_true", help="also list the 25 functions with the most instructions")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -1,4 +1,4 @@
-/* Load and run a .fqvit file once; print the loading time and the memory of the process as JSON. Linux. See load.py. */
+/* Load and run a .fqvit file once; print the loading time and memory sizes as JSON. For Linux only. See load.py. */
 #include <fqvit.h>
 #include <stdio.h>
 #include <stdlib.h>

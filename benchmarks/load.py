@@ -4,9 +4,10 @@
     .venv/bin/python benchmarks/load.py build/speed/deit_small.fqvit.fqvit --library build/library
     .venv/bin/python benchmarks/load.py FILE --library build/library --against OTHER/src      # another version of the package
 
-Candidates take turns, each in a fresh process with one thread. `load_ms` is CPU time: in Python that of `fqvit.Engine(path)`
-after the imports. `peak_mb` is the peak memory after loading and one run; `other_mb` is what remains of it without the packed
-weights and the buffers of a run. All are medians. benchmarks/speed.py creates programs with random weights in build/speed.
+Candidates take turns, each in a fresh process with one thread. `load_ms` is CPU time; in Python, it is that of
+`fqvit.Engine(path)` after the imports. `peak_mb` is the peak memory after loading and one run; `other_mb` is `peak_mb` minus
+the packed weights and the buffers of a run. All are medians. benchmarks/speed.py creates programs with random weights in
+build/speed.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--library", type=Path, help="folder into which libfqvit was installed")
-    parser.add_argument("--against", type=Path, help="folder src of another version, with its compiled module")
+    parser.add_argument("--against", type=Path, help="the src folder of another version, with its compiled module")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--dry", action="store_true", help="print only, do not write the JSON file")
     arguments = parser.parse_args()

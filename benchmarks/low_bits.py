@@ -9,10 +9,10 @@ image.
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
+from model_arguments import model_parser
 
 import fqvit
 from fqvit.models.graph import run_float, trace
@@ -27,12 +27,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--weights", required=True)
-    parser.add_argument("--calib", required=True)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--recipes", default="w6a6,w4,w4a4", help="comma-separated NAME[@W/A/ATTN]")
+    parser = model_parser(__doc__, "w6a6,w4,w4a4")
     parser.add_argument("--subsets", default="0,1,2,3,4", help="comma-separated numbers; subset i is shifted by i images")
     parser.add_argument("--size", type=int, default=96, help="images per subset")
     arguments = parser.parse_args()

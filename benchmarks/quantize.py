@@ -1,7 +1,7 @@
 """Measure `fqvit quantize` relative to one float pass over the same images, both including decoding, in one process.
 
 A float pass decodes the images as quantizing does and runs the float model on them. Quantizing decodes, calibrates, lowers,
-proves and saves. Both alternate, so that other load affects them alike; the result is the median over rounds of the
+verifies and saves. The two alternate, so that other load affects both alike; the result is the median over rounds of the
 ratio of a quantization to the mean of the float passes directly before and after it.
 
     .venv/bin/python benchmarks/quantize.py --data-root DIR                     # DeiT-Tiny, 1,000 images: minutes

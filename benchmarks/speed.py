@@ -1,7 +1,7 @@
 """Compare the time and memory of the engine with those of other runtimes for several models, as CSV.
 
 A model uses its real weights if they are in --data-root. Otherwise its weights are normally distributed and clipped at 3 sigma
-like real checkpoints, because the speed of the AVX2 product depends on how well the weights can be packed. The programs of
+like real checkpoints, because the speed of AVX2 matrix products depends on how well the weights can be packed. The programs of
 recipes fqvit and fq-vit run in the same rounds; ratios are relative to the first recipe. Needs the packages onnx, onnxruntime,
 openvino and nncf; the models of timm (speed_models.py) need timm.
 
@@ -14,9 +14,9 @@ openvino and nncf; the models of timm (speed_models.py) need timm.
     .venv/bin/python benchmarks/speed.py --models deit_tiny --settings 1x1 --rounds 5 --dry  # DeiT-Tiny in a few minutes
     .venv/bin/python benchmarks/speed.py --quick                        # what `make bench` runs; does not write the CSV file
 
---isa avx2 sets FQVIT_ISA=avx2 and ONEDNN_MAX_CPU_ISA=AVX2, which OpenVINO obeys, and the variables of PyTorch. ONNX Runtime
-has no such setting and is left out. Generated checkpoints and programs are kept in build/speed. Delete this folder after a
-change of the recipes.
+--isa avx2 sets the environment variables that limit the instruction set of this project (FQVIT_ISA), of OpenVINO
+(ONEDNN_MAX_CPU_ISA) and of PyTorch. ONNX Runtime has no such setting and is left out. Generated checkpoints and programs are
+kept in build/speed. Delete this folder after changing a recipe.
 """
 
 from __future__ import annotations

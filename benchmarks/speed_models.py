@@ -35,7 +35,10 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class SpeedModel:
-    """A model to measure. weights: checkpoint or ONNX file for the peers   kind: of the weights   programs: one per recipe"""
+    """A model to measure.
+
+    weights: checkpoint or ONNX file for the peers (the other runtimes)   kind: of the weights   programs: one per recipe
+    """
 
     name: str
     weights: Path
@@ -91,7 +94,7 @@ def _timm(name: str, recipes: tuple[str, ...], folder: Path) -> SpeedModel:
     if not (onnx.is_file() and all(path.is_file() for path in paths.values())):
         import timm
 
-        # Separate products: ONNX Runtime and NNCF quantize them, but not a fused attention.
+        # Compute attention as separate matrix products: ONNX Runtime and NNCF quantize those, but not fused attention.
         timm.layers.set_fused_attn(False)
         torch.manual_seed(0)
         module = timm.create_model(architecture, **arguments).eval()

@@ -1,5 +1,6 @@
 // Runs one image at a time in node for wasm.py: the WebAssembly modules of the engine, and onnxruntime-web on one thread.
-//   node wasm.mjs FOLDER ONNXRUNTIME_WEB MODULES    one peer per line of the standard input; answers with CPU milliseconds
+//   node wasm.mjs FOLDER ONNXRUNTIME_WEB MODULES
+// Reads one peer name per line from standard input, runs that peer once and prints its CPU milliseconds.
 import fs from "node:fs";
 import path from "node:path";
 import readline from "node:readline";

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "wasm.csv"
 NAME, SIZE = "deit_tiny", [224, 224, 3]
 MINE = "fqvit simd128"
-SLOW_ROUNDS = 3  # of the scalar kernels, which take a second per image
+SLOW_ROUNDS = 3  # rounds of the scalar kernels, which take about a second per image
 
 
 def make_files(data: Path, folder: Path) -> None:
@@ -54,7 +54,7 @@ def measure(folder: Path, library: Path, rounds: int) -> dict[str, list[float]]:
     image = np.random.default_rng(0).integers(0, 256, (1, *SIZE)).astype(np.uint8)
     engines = {f"native {isa}": Engine(folder / "model.fqvit", 1, isa=isa) for isa in ("avx2", "scalar")}
     times: dict[str, list[float]] = {name: [] for name in (*peers, *engines)}
-    for turn in range(rounds + 2):  # the first two are not counted: V8 compiles
+    for turn in range(rounds + 2):  # the first two are a warm-up, in which V8 compiles
         for name in times:
             if "scalar" in name and len(times[name]) == SLOW_ROUNDS:
                 continue
@@ -91,7 +91,7 @@ def main() -> None:
             middle, least = median(taken), min(taken)
             row = [NAME, name, f"{middle:.1f}", f"{least:.1f}", f"{middle / mine:.2f}", len(taken), node, version, commit()]
             rows.writerow(row)
-            print(f"{name:24} {middle:8.1f} ms  {middle / mine:6.2f} times {MINE}")
+            print(f"{name:24} {middle:8.1f} ms  {middle / mine:6.2f} x the time of {MINE}")
 
 
 if __name__ == "__main__":

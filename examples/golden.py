@@ -24,7 +24,10 @@ def array(name: str) -> np.ndarray[Any, Any]:
 
 
 def hardware_linear(op: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """acc = x w^T + bias;  y = clamp(floor(acc mult / 2^shift + 1/2) + zero, 0, 2^bits - 1): docs/reference/format.md#linear"""
+    """acc = x @ w.T + bias;  y = clamp(floor(acc * mult / 2^shift + 1/2) + zero, 0, 2^bits - 1)
+
+    See docs/reference/format.md#linear.
+    """
     y, fields = op["output"], op["fields"]
     acc = array(op["inputs"][0]).astype(np.int64) @ array(f"{y}.w").astype(np.int64).T + array(f"{y}.bias")
     if fields["out"] == "acc":

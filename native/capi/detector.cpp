@@ -21,7 +21,7 @@ struct fqvit_detector {
 
 struct fqvit_detections {
     Detections found;
-    std::vector<std::int64_t> categories;  // of the detections
+    std::vector<std::int64_t> categories;  // one per detection
 };
 
 namespace {

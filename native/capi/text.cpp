@@ -14,8 +14,8 @@ struct Character {
     bool valid;
 };
 
-// Reads the first character of a text that is not empty (table 3-7 of the Unicode standard). An invalid one is as long
-// as the longest part that could begin a character.
+// Reads the first character of a text that is not empty (table 3-7 of the Unicode standard). If it is invalid, the
+// length is that of the longest prefix that could begin a valid character, and at least 1.
 Character first_of(std::string_view text) noexcept {
     const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
     const std::uint8_t lead = byte(0);

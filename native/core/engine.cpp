@@ -49,7 +49,7 @@ struct Engine::State {
     bool keep_buffers;
     std::shared_ptr<WeightStore> weights;
     Values values;
-    std::vector<std::size_t> offsets;  // of buffers, in the arena
+    std::vector<std::size_t> offsets;  // offset of each buffer in the arena
     std::vector<std::unique_ptr<Op>> ops;
     std::vector<int> outputs;
     std::uint64_t arena_bytes = 0;
@@ -93,7 +93,7 @@ void check_constants(const Program& program) {
     for (const OpFields& op : program.ops) written.insert(output_of(op));
     for (const auto& [name, entry] : program.constants.entries()) {
         require(!written.contains(name), "constant '", name, "' has the name of a buffer");
-        // An empty axis counts as 1, as in Python, whose arrays cannot have every shape of 0 elements.
+        // An axis of size 0 counts as 1, as in the Python loader: numpy cannot create every shape with 0 elements.
         std::int64_t count = 1;
         bool fits = entry.shape.size() <= MAX_AXES;
         for (const std::int64_t size : entry.shape) {
@@ -258,7 +258,7 @@ void Engine::State::run(const std::uint8_t* images, std::int64_t count, const st
 // Runs one image, each op shared by all threads.
 void Engine::State::run_ops_in_parallel(Workspace& own) {
     for (const std::unique_ptr<Op>& op : ops) {
-        // Small chunks: at the end of an op, threads wait for the last one.
+        // Small chunks, because at the end of an op all threads wait for the last chunk.
         const std::int64_t items = op->items(), chunk = std::max<std::int64_t>(1, items / (pool->threads() * 16));
         pool->run(items, chunk, [&](int thread, std::int64_t begin, std::int64_t end) {
             op->run(own.frame.data(), begin, end, scratch[static_cast<std::size_t>(thread)]);

@@ -46,7 +46,8 @@ std::unique_ptr<FusedAttention> FusedAttention::make(const MatMul& scores, const
     Attention& a = fused->attention_;
     a.queries = sizes.tokens, a.tokens = sizes.width, a.width = scores.inner, a.value_width = times_v.value.channels();
     a.q_stride = layout.q.token, a.k_stride = layout.k.token, a.v_stride = layout.v.token, a.y_stride = layout.y.token;
-    // A few heads with many queries do not occupy all threads. Each block of queries packs its keys and values again.
+    // A few heads with many queries do not occupy all threads, so their queries are split into blocks, although every
+    // block packs the keys and values again.
     constexpr std::int64_t MANY_ITEMS = 16, BLOCK = 252;  // a multiple of the 6 rows of a tile
     if (softmax.region.empty() && heads * sizes.windows < MANY_ITEMS && a.queries > BLOCK) {
         fused->blocks_ = (a.queries + BLOCK - 1) / BLOCK;

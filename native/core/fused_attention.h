@@ -21,7 +21,7 @@ struct AttentionLayout {
 
 class FusedAttention final : public Op {
 public:
-    // times_v: a WeightedSum or a MatMul. All operands have codes of u8. The caller sets inputs (Q, K, V), output and
+    // times_v: a WeightedSum or a MatMul. All operands have u8 codes. The caller sets inputs (Q, K, V), output and
     // value. Returns null if the kernels do not support these parameters.
     static std::unique_ptr<FusedAttention> make(const MatMul& scores, const Softmax& softmax, const Op& times_v,
                                                 const AttentionLayout& layout, const Kernels& kernels);
@@ -48,10 +48,10 @@ private:
         return bias_.empty() ? 0 : static_cast<std::size_t>(attention_.queries * bias_stride()) * 4;
     }
 
-    Attention attention_{};  // of one block of queries; pointers are filled in by head()
+    Attention attention_{};  // parameters of one block of queries; head() fills in the pointers
     AttentionLayout layout_{};
     std::int64_t windows_ = 1, heads_ = 1, macs_ = 0;
-    std::int64_t queries_ = 1, blocks_ = 1;  // of each head and window
+    std::int64_t queries_ = 1, blocks_ = 1;  // per head and window
     std::vector<std::int32_t> table_;
     std::vector<std::int32_t> score_mults_, mults_;  // [H], or empty: all heads have the multiplier of attention_
     std::vector<std::int32_t> bias_;                 // [H, R]

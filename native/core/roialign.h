@@ -22,13 +22,13 @@ struct RoiAlign {
     int shift;
     std::int32_t head_zero, last;
     std::uint8_t* y;
-    const std::int64_t* places = nullptr;  // where in y the boxes are written; null: in their order
+    const std::int64_t* places = nullptr;  // index in y of each box's result; null: the order of the boxes
 
     // Limits under which no sum overflows. check_roi_align() tests them before anything runs.
     // The weights of a bin sum to 2^15 plus at most half a unit per cell, so with 8192 cells to at most 2^15 + 2^12:
     //     first pass   255 (2^15 + 2^12) < 2^24;   second   (2^15 + 2^12) (255 (2^15 + 2^12) / 2^8 + 1) < 2^31
-    // With samples <= 2^25 / 2^8 + 1 and 2 samples bins cell <= 2 (2^25 + 64 2^18) < 2^27, the numerator of a weight,
-    // 2^15 samples (2 samples bins cell), is below 2^59.
+    // With samples <= 2^25 / 2^8 + 1 and 2 * samples * bins * cell <= 2 * (2^25 + 64 * 2^18) < 2^27, the numerator of a
+    // weight, 2^15 * samples * (2 * samples * bins * cell), is below 2^59.
     static constexpr std::int64_t MAX_CELLS = 8192, MAX_SIDE = 64, MAX_EDGE = 1 << 24;
     static constexpr std::int64_t MIN_CELL = 1 << 8, MAX_CELL = 1 << 18;
 };

@@ -10,14 +10,15 @@
 
 namespace fqvit {
 
-// Not thread-safe: whoever shares it runs one engine at a time.
+// Not thread-safe: engines that share a RunMemory must not run at the same time.
 class RunMemory {
 public:
-    // Both return at least this many bytes. They keep their address and contents until a larger request or trim().
+    // Each of these two functions returns a buffer of at least `bytes` bytes. It keeps its address and contents until
+    // trim() or a larger request for it.
     std::uint8_t* arena(std::size_t i, std::size_t bytes) { return grow(arenas_, i, bytes); }
     std::uint8_t* scratch(std::size_t thread, std::size_t bytes) { return grow(scratch_, thread, bytes); }
 
-    // Frees the arenas that are larger than this.
+    // Frees the arenas that are larger than `bytes` bytes.
     void trim(std::size_t bytes) {
         for (Bytes& arena : arenas_) {
             if (arena.size() > bytes) arena = Bytes();

@@ -24,7 +24,8 @@ namespace fqvit {
 
 class ThreadPool {
 public:
-    // threads: including the caller's. If the system cannot start that many, the pool uses those that it could start.
+    // threads: the number of threads, including the caller's. If the system cannot start that many, the pool uses those
+    // that were started.
     explicit ThreadPool(int threads) : state_(std::make_unique<State>()), process_(process()) {
         std::vector<std::thread>& workers = state_->workers;
         workers.reserve(static_cast<std::size_t>(threads));
@@ -49,12 +50,12 @@ public:
         for (std::thread& worker : state_->workers) worker.join();
     }
 
-    // The caller's thread counts as one.
+    // The number of threads, including the caller's.
     int threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
     // Calls task(thread, begin, end) for chunks of at most `chunk` items that together cover 0..items, on the caller's
-    // thread and the workers, and returns when all are done. Without workers, one call covers all items. One caller at
-    // a time; the task must not throw.
+    // thread and the workers, and returns when all are done. Without workers, one call covers all items. Only one
+    // thread at a time may call run(); the task must not throw.
     template <class Task>
     void run(std::int64_t items, std::int64_t chunk, const Task& task) {
         State& s = *state_;
@@ -114,9 +115,10 @@ private:
         std::mutex mutex;
         std::condition_variable wake, done;
         std::atomic<bool> stopping{false};
-        // The number of the job, modulo 2^32, and in the low half the number of its next chunk, or CLOSED. Threads take
-        // a chunk by compare-and-swap after reading the fields below. If it succeeds, these are the fields of the same
-        // job: the caller closes the ticket before it changes them, and a reader of a changed field sees it closed.
+        // High half: the number of the job, modulo 2^32. Low half: the number of its next chunk, or CLOSED. Threads
+        // take a chunk by compare-and-swap after reading the fields below. If the swap succeeds, the fields that were
+        // read belong to the same job: the caller closes the ticket before it changes the fields, and a thread that
+        // reads a changed field sees the ticket closed.
         std::atomic<std::uint64_t> ticket{0};
         std::atomic<std::int64_t> items{0}, chunk{1}, done_items{0};
         std::atomic<const void*> task{nullptr};
@@ -151,7 +153,7 @@ private:
                 }
                 const std::int64_t end = begin + size < count ? begin + size : count;
                 own_call(own_task, thread, begin, end);
-                // The caller may return as soon as the last item is counted, so nothing of the job is used after that.
+                // The caller may return as soon as the last item is counted, so the job is not used after that.
                 if (done_items.fetch_add(end - begin, std::memory_order_acq_rel) + end - begin == count) {
                     const std::lock_guard lock(mutex);
                     done.notify_one();

@@ -59,7 +59,7 @@ Program batched(const Program& program, const Engine& head, std::int64_t count, 
     for (OpFields op : program.ops) {
         if (auto* take = std::get_if<TakeFields>(&op)) {
             const std::int64_t rows = rows_of(head, take->x);
-            // The same index may read maps of different sizes.
+            // Several take ops may use the same index for maps of different sizes.
             const std::string name = take->index + ".of" + std::to_string(rows);
             if (!made.constants.contains(name)) {
                 made.constants.set(name, repeated(program.constants.read(take->index), rows, count));

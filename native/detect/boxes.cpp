@@ -7,23 +7,23 @@
 namespace fqvit {
 namespace {
 
-constexpr int FINE_FRACTION = 16;  // decode computes edges in 2^-16 pixel and rounds them once to 1/256 pixel
+constexpr int FINE_FRACTION = 16;  // decode computes edges in 2^-16 pixels and rounds them once to 1/256 pixel
 constexpr std::int64_t MAX_PRODUCT = std::int64_t{1} << 61;  // largest magnitude of offset times side
 
 struct Edges {
     std::int64_t low, high;
 };
 
-// One axis: center' = center + offset side, half = side 2^log / 2, edges = center' -+ half.
+// One axis: center' = center + offset * side, half = side * 2^log / 2, edges = center' -+ half.
 Edges decode_axis(std::int64_t low, std::int64_t high, std::int64_t offset, std::int64_t log, std::int64_t log_limit,
                   std::int64_t image) {
     const std::int64_t side = high - low;
-    // A product of 2^61 is 2^29 pixels: the limit only affects boxes far outside of every image.
+    // A product of 2^61 corresponds to 2^29 pixels: the limit only affects boxes far outside every image.
     const std::int64_t farthest = MAX_PRODUCT / std::max<std::int64_t>(side, 1);
     const std::int64_t distance =
         round_shift(std::clamp(offset, -farthest, farthest) * side, BOX_FRACTION + OFFSET_FRACTION - FINE_FRACTION);
     const Power power = power_of_two(std::clamp(log, -log_limit, log_limit));
-    // side < 2^23 and mantissa < 2^31; log_limit <= 8 2^27 keeps the shift within 15..31.
+    // side < 2^23 and mantissa < 2^31; log_limit <= 8 * 2^27 keeps the shift within 15..31.
     const int shift = MANTISSA_FRACTION + 1 + BOX_FRACTION - FINE_FRACTION - static_cast<int>(power.exponent);
     const std::int64_t half = round_shift(side * power.mantissa, shift);
     const std::int64_t center = (low + high) * (1 << (FINE_FRACTION - BOX_FRACTION - 1)) + distance;
@@ -31,7 +31,7 @@ Edges decode_axis(std::int64_t low, std::int64_t high, std::int64_t offset, std:
     return {edge(center - half), edge(center + half)};
 }
 
-// Whether intersection 2^16 > iou union. Unions are at most 2^43, so the products stay below 2^60.
+// Returns whether intersection * 2^16 > iou * union. Unions are at most 2^43, so the products stay below 2^60.
 bool overlaps(const Box& a, std::int64_t a_area, const Box& b, std::int64_t b_area, std::int64_t iou) {
     const std::int64_t width = std::min(a[2], b[2]) - std::max(a[0], b[0]);
     const std::int64_t height = std::min(a[3], b[3]) - std::max(a[1], b[1]);

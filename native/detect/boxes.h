@@ -1,4 +1,5 @@
-// Integer boxes: decoding, non-maximum suppression and scaling. The same as src/fqvit/detect/nms.py and fixed/boxes.py.
+// Integer boxes: decoding, non-maximum suppression and scaling. The results are the same as those of
+// src/fqvit/detect/nms.py and fixed/boxes.py.
 #pragma once
 
 #include <array>
@@ -23,7 +24,7 @@ Box decode(const Box& box, const std::int32_t* deltas, const DeltaRatios& ratios
 
 std::int64_t area(const Box& box);
 
-// A box that competes in non-maximum suppression. `order` decides between equal scores: the lower one is better.
+// A box that competes in non-maximum suppression. `order` breaks ties between equal scores: the lower value wins.
 struct Candidate {
     Box box;
     std::int64_t score, order, label;
@@ -33,8 +34,8 @@ struct Candidate {
     }
 };
 
-// Sorts the candidates, best first, and appends to `kept` each one whose IoU with every candidate that this call has
-// already kept is at most iou / 2^16.
+// Greedy non-maximum suppression: sorts the candidates, best first, and appends a candidate to `kept` if its IoU
+// (intersection over union) with each candidate that this call has already kept is at most iou / 2^16.
 void suppress(std::vector<Candidate>& candidates, std::int64_t iou, std::vector<Candidate>& kept);
 
 // Scales a box from an image of size `from` to size `to` and rounds. Sides of images are below 2^31.

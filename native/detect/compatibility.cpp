@@ -49,7 +49,7 @@ void check_roi_head(const Part& head, std::int64_t channels, const std::vector<O
             " cells per side");
     std::vector<OutputKind> found;
     for (const Output& output : header.outputs()) found.push_back(output.kind);
-    require(found == kinds, "detector: ", header.model, ": gives other outputs, expected ",
+    require(found == kinds, "detector: ", header.model, ": has different outputs, expected ",
             kinds.size() == 2 ? "logits and deltas" : "scores");
     for (const OutputKind kind : kinds) outputs_of(header, kind);
 }
@@ -103,7 +103,7 @@ void check_pyramid(const Part& pyramid, const std::vector<std::int64_t>& strides
     with_prefix(header.model, [&] {
         same = is_same_program(program, resized(program, header.moves, program.input[0], program.input[1]));
     });
-    require(same, "pyramid: resizing it to its own size gives another program");
+    require(same, "pyramid: resizing it to its own size gives a different program");
 }
 
 void check_settings(const DetectSettings& s, const Parts& parts) {

@@ -50,7 +50,7 @@ void DetectorConstants::check() const {
     // The same proofs as in _proofs of constants.py. Only the first one depends on more than the ranges of the fields.
     std::int64_t logits = 0;
     for (const Ratio& ratio : classes) {
-        const std::int64_t reach = (ratio.mult << 31 >> ratio.shift) + 1;  // of a requantized int32
+        const std::int64_t reach = (ratio.mult << 31 >> ratio.shift) + 1;  // largest magnitude of a requantized int32
         logits = bound_add(logits, bound_multiply(2, reach));
     }
     const std::int64_t side = MAX_SIDE << BOX_FRACTION, size = std::max(side, 2 * largest_half);

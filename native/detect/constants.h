@@ -24,7 +24,7 @@ constexpr std::int64_t MAX_ROI_SIDE = 64;  // cells per side of RoI features
 struct Ratio {
     std::int64_t mult = 0, shift = 1;
 
-    // x is an output of a network, |x| <= 2^31, so the product fits.
+    // x is an output of a network, |x| <= 2^31, so the product fits in int64.
     std::int64_t apply(std::int64_t x) const { return requantize(x, mult, static_cast<int>(shift)); }
 };
 
@@ -36,18 +36,18 @@ struct DetectorConstants {
     std::vector<std::int64_t> strides{};    // per level with proposals; trailing levels have no map for RoIAlign
     std::vector<std::vector<std::array<std::int64_t, 2>>> anchors{};  // [level][ratio], half width and half height
     std::vector<std::int64_t> areas{};                                // smallest box area for maps 1, 2, ...
-    std::vector<Ratio> objectness{};                                  // [level], to a unit that all levels share
+    std::vector<Ratio> objectness{};                                  // [level], scores to a unit that all levels share
     std::vector<DeltaRatios> deltas{}, box_deltas{};                  // [level] and [stage]
     std::int64_t log_limit = 0;                                       // log2 of the largest ratio of sizes, in 2^-27
-    std::vector<Ratio> classes{}, mask_logits{};                      // [stage], to base-2 logarithms in 2^-27
+    std::vector<Ratio> classes{}, mask_logits{};                      // [stage], logits to base-2 logarithms in 2^-27
     std::vector<std::vector<Ratio>> box_squares{}, mask_squares{};    // [stage][map], RoIAlign sums to input codes
     std::int64_t proposals_a_level = 0, proposals = 0, proposal_iou = 0, score = 0, iou = 0, detections = 0, mask = 0;
 
     std::size_t stages() const { return classes.size(); }
     std::size_t maps() const { return areas.size() + 1; }  // levels with a map for RoIAlign
 
-    // Checks the lengths of lists and proves that no int64 or int32 overflows. Ranges were checked while reading.
-    // Throws BadProgram.
+    // Checks the lengths of lists and proves that no int64 or int32 overflows. The ranges of the
+    // fields were already checked when the file was read. Throws BadProgram.
     void check() const;
 };
 

@@ -124,7 +124,7 @@ Engine& Detector::State::pyramid(ImageSize padded) {
         pyramids.pop_front();
         std::uint64_t largest = 0;
         for (const Pyramid& one : pyramids) largest = std::max(largest, one.engine->arena_bytes());
-        pyramid_memory->trim(memory_size(largest));  // one large image does not keep its memory forever
+        pyramid_memory->trim(memory_size(largest));  // so that one large image does not occupy memory forever
     }
     std::unique_ptr<Engine> engine;
     with_remedy([&] {
@@ -135,7 +135,7 @@ Engine& Detector::State::pyramid(ImageSize padded) {
                                   .weights = pyramid_weights,
                                   .pool = pool,
                                   .memory = pyramid_memory});
-        // Levels that have equal grids at the size in the file may differ at this one.
+        // Levels whose grids are equal at the image size stored in the file may have different grids at this size.
         check_grids(header.pyramid, *engine, header.between.strides);
     });
     pyramids.push_back({padded, std::move(engine)});
@@ -162,7 +162,7 @@ std::vector<LevelMap> Detector::State::level_maps(const Engine& engine) const {
     return out;
 }
 
-// Runs the box heads on the proposals; boxes of the result are in coordinates of the network's input.
+// Runs the box heads on the proposals. The boxes of the result are in the coordinates of the network's input.
 std::vector<Candidate> Detector::State::classify(const std::vector<LevelMap>& level_maps, std::vector<Box> proposals,
                                                  ImageSize size) {
     if (proposals.empty()) return {};
@@ -187,14 +187,15 @@ std::vector<Candidate> Detector::State::classify(const std::vector<LevelMap>& le
     return select_detections(proposals, total, found, size, c);
 }
 
-// Returns the mean over the stages of the probabilities of each detection's class, i32 [n, side, side] in 2^-15.
+// Returns the mask probabilities for the class of each detection, averaged over the stages: i32 [n, side, side] in
+// units of 2^-15.
 std::vector<std::int32_t> Detector::State::mask_probabilities(const std::vector<LevelMap>& level_maps,
                                                               const std::vector<Candidate>& chosen) {
     const DetectorConstants& c = header.between;
     const auto side = static_cast<std::size_t>(2 * masks[0].side()), pixels = side * side;
     std::vector<Box> found;
     for (const Candidate& one : chosen) found.push_back(one.box);
-    std::vector<std::int32_t> total(found.size() * pixels);  // at most 16 stages of 2^15
+    std::vector<std::int32_t> total(found.size() * pixels);  // sums of at most 16 stages, each at most 2^15
     for (std::size_t stage = 0; stage < masks.size(); ++stage) {
         masks[stage].run(level_maps, found, [&](std::size_t n, const std::vector<const std::int32_t*>& outputs) {
             const std::int32_t* logits = outputs[0] + chosen[n].label;

@@ -26,18 +26,18 @@ struct DetectorOptions {
 // The detections of one image, best first.
 struct Detections {
     ImageSize image;                           // size of the original image
-    std::int64_t side, threshold;              // masks: probabilities per side; minimum for a pixel, in 2^-30
+    std::int64_t side, threshold;              // masks: cells per side; lowest probability of a mask pixel, in 2^-30
     std::vector<Box> boxes;                    // in 1/256 pixel of the original image
     std::vector<std::int64_t> scores, labels;  // in 2^-24; class indices from 0
     std::vector<std::int32_t> probabilities;   // [n, side, side] in 2^-15
 
     std::size_t count() const { return boxes.size(); }
-    // Writes the mask of detection i to u8 [image.height, image.width], 1 for its pixels, else 0.
+    // Writes the mask of detection i, u8 [image.height, image.width]: 1 for the pixels of the object, else 0.
     void paste(std::size_t i, std::uint8_t* mask) const;
 };
 
-// Safe to call from several threads: calls on one detector run one after the other. The bits are the same as those of
-// src/fqvit/detect/fixed/reference.py, for every number of threads and instruction set.
+// Safe to call from several threads: calls on one detector run one after the other. Results are bit-identical to those
+// of src/fqvit/detect/fixed/reference.py, for every number of threads and every instruction set.
 class Detector {
 public:
     // Reads and verifies everything that the file contains. Does not use the source after loading. Throws BadProgram,
@@ -49,7 +49,7 @@ public:
 
     // Resizes the image as the file says and detects objects. Throws BadProgram if the image is empty or too large.
     Detections detect(const Image& image);
-    // The same for an image that was resized already. original: the size to which boxes and masks are scaled
+    // The same for an image that has already been resized. original: the size to which boxes and masks are scaled
     Detections detect_resized(const Image& resized, ImageSize original);
 
     const DetectorHeader& header() const;  // without ops
@@ -59,7 +59,7 @@ public:
     std::int64_t mask_side() const;  // probabilities per side of a mask
     const char* instruction_set() const;
     int threads() const;
-    std::size_t kept_sizes() const;  // image sizes whose programs are in memory
+    std::size_t kept_sizes() const;  // number of image sizes whose programs are in memory
 
 private:
     struct State;

@@ -14,7 +14,7 @@ struct Wide {
     std::array<std::uint32_t, 4> words;
 };
 
-// floor(a b 2^-120) of two numbers below 4.
+// Returns floor(a * b * 2^-120) for two numbers below 4.
 constexpr Wide multiply(const Wide& a, const Wide& b) {
     std::array<std::uint32_t, 8> product{};
     for (std::size_t i = 0; i < 4; ++i) {
@@ -35,7 +35,7 @@ constexpr Wide multiply(const Wide& a, const Wide& b) {
 
 using Table = std::array<std::int64_t, 1 << TABLE_BITS>;
 
-// The powers of `step`, rounded to 2^-30.
+// Returns the powers of `step`, rounded to multiples of 2^-30.
 constexpr Table make_table(const Wide& step) {
     Table table{};
     Wide power{{0, 0, 0, 1 << 24}};

@@ -1,5 +1,5 @@
-// Powers of two in fixed point, from three integer tables; softmax and sigmoid of base-2 logits. It computes
-// the same as src/fqvit/detect/fixed/exp.py, which has the error bounds.
+// Powers of two in fixed point, from three integer tables; softmax and sigmoid of base-2 logits. The
+// results equal those of src/fqvit/detect/fixed/exp.py, which has the error bounds.
 #pragma once
 
 #include <array>

@@ -1,7 +1,7 @@
 // The row indices of take ops on feature maps, and the regions of shifted windows: the parts of a detector's program
-// that depend on the image size. The same as src/fqvit/lowering/grids.py.
+// that depend on the image size. The results are the same as those of src/fqvit/lowering/grids.py.
 //
-// A map [h, w, C] is a list of h w rows of C channels, in raster order; index -1 is a location outside the map.
+// A map [h, w, C] is a list of h * w rows of C channels, in raster order; index -1 is a location outside the map.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +18,19 @@ struct Grid {
     bool operator==(const Grid&) const = default;
 };
 
-// [h w, 9]: the 3x3 neighborhood of each location, as a convolution reads it.
+// [h * w, 9]: the 3x3 neighborhood of each location, as a convolution reads it.
 Constant neighbour_rows(Grid grid);
-// [H, W]: nearest-neighbor upsampling.
+// [large.rows, large.columns]: nearest-neighbor upsampling.
 Constant enlarged_rows(Grid small, Grid large);
 // [ceil(h / 2), ceil(w / 2)]: every second location of every second row.
 Constant second_rows(Grid grid);
-// [W, window^2]: the tokens of each window after padding the grid and a cyclic shift. 0 <= shift < window
+// [windows, window^2]: the tokens of each window after the grid is padded and cyclically shifted. 0 <= shift < window
 Constant window_rows(Grid grid, std::int64_t window, std::int64_t shift);
-// [T]: the position of each token in the flattened windows.
+// [h * w]: the position of each token in the flattened windows.
 Constant token_rows(Grid grid, std::int64_t window, std::int64_t shift);
-// [ceil(h / 2) ceil(w / 2), 4]: the four tokens to merge: (0, 0), (1, 0), (0, 1), (1, 1).
+// [ceil(h / 2) * ceil(w / 2), 4]: the four tokens to merge, at (row, column) offsets (0, 0), (1, 0), (0, 1), (1, 1).
 Constant merged_rows(Grid grid);
-// u8 [W, window^2]: region numbers; tokens of a window attend to each other if their numbers are equal.
+// u8 [windows, window^2]: region numbers; tokens of a window attend to each other if their numbers are equal.
 Constant window_regions(Grid grid, std::int64_t window, std::int64_t shift);
 
 }  // namespace fqvit

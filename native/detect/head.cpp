@@ -9,7 +9,7 @@ namespace fqvit {
 namespace {
 
 constexpr std::int64_t BOXES_AT_ONCE = 256;
-constexpr std::int64_t BYTES_AT_ONCE = std::int64_t{16} << 20;  // features and outputs of these boxes
+constexpr std::int64_t BYTES_AT_ONCE = std::int64_t{16} << 20;  // limit for the features and outputs of these boxes
 
 }  // namespace
 
@@ -55,7 +55,7 @@ Head::Head(const Part& part, const std::vector<Output>& maps, const std::vector<
 void Head::pool_features(const std::vector<LevelMap>& maps, const Box* boxes, std::int64_t count) {
     std::vector<std::vector<std::int64_t>> edges(maps.size()), places(maps.size());
     for (std::int64_t n = 0; n < count; ++n) {
-        // The level is the number of thresholds in areas_, in ascending order, that the box's area reaches.
+        // areas_ holds thresholds in ascending order. The level is the number of them that the box's area reaches.
         const auto level = std::upper_bound(areas_.begin(), areas_.end(), area(boxes[n])) - areas_.begin();
         const auto at = static_cast<std::size_t>(level);
         edges[at].insert(edges[at].end(), boxes[n].begin(), boxes[n].end());

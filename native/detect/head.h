@@ -28,7 +28,7 @@ public:
     };
 
     // maps: the pyramid's map outputs, for their zero points
-    // ratios: from sums of RoIAlign to the codes of the head's input, one per map
+    // ratios: convert RoIAlign sums to the codes of the head's input, one per map
     Head(const Part& part, const std::vector<Output>& maps, const std::vector<Ratio>& ratios,
          const DetectorConstants& constants, const Shared& shared);
 
@@ -36,7 +36,7 @@ public:
     std::int64_t output_count(std::size_t output) const { return counts_[output]; }  // elements per RoI
 
     // Pools the features of the boxes and runs the head on them. Calls visit(n, outputs) for each box in order, with
-    // the addresses of its outputs.
+    // pointers to its outputs.
     template <class Visit>
     void run(const std::vector<LevelMap>& maps, const std::vector<Box>& boxes, const Visit& visit) {
         for (std::size_t begin = 0; begin < boxes.size(); begin += static_cast<std::size_t>(at_once_)) {

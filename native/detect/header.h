@@ -1,5 +1,5 @@
 // The JSON of a detector: settings, the integer constants of the arithmetic between the networks, and one header per
-// network. See src/fqvit/detect/program.py, settings.py and fixed/constants.py for the meaning.
+// network. See src/fqvit/detect/program.py, settings.py and fixed/constants.py for the meaning of the fields.
 #pragma once
 
 #include <array>
@@ -65,7 +65,7 @@ struct Description<DetectorConstants> {
         return std::tuple{
             required<&F::padding>("padding", {.lo = 0, .hi = 255}),
             required<&F::strides>("strides", {.lo = 1, .hi = 100'000, .shortest = 1, .longest = 16}),
-            // The limits apply to both lists; check() limits the outer one to 16.
+            // The limits on the length apply to the outer and the inner lists; check() limits the outer list to 16.
             required<&F::anchors>("anchors", {.lo = 1, .hi = MAX_SIDE << BOX_FRACTION, .shortest = 1, .longest = 64}),
             required<&F::areas>("areas", {.lo = 0, .hi = (std::int64_t{1} << 62) - 1, .longest = 15}),
             required<&F::objectness>("objectness", FEW), required<&F::deltas>("deltas", FEW),

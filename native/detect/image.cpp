@@ -15,7 +15,7 @@ constexpr int WEIGHT_FRACTION = 11;  // interpolation weights are in 2^-11
 constexpr std::int32_t ONE = 1 << WEIGHT_FRACTION;
 constexpr std::int64_t CHANNELS = 3;
 
-// Per new pixel of an axis: the old pixels before and after it, and their weights in 2^-11.
+// Per new pixel of an axis: the old pixels before and after it, and their weights in units of 2^-11.
 struct PixelAxis {
     std::vector<std::int64_t> first, second;
     std::vector<std::int32_t> before, after;
@@ -25,7 +25,7 @@ struct PixelAxis {
 PixelAxis rounded_axis(std::int64_t old_side, std::int64_t new_side) {
     PixelAxis out;
     for (std::int64_t i = 0; i < new_side; ++i) {
-        // In units of 1 / (2 new_side) old pixels.
+        // In units of 1 / (2 * new_side) old pixels.
         const std::int64_t unit = 2 * new_side;
         const std::int64_t at = std::clamp<std::int64_t>((2 * i + 1) * old_side - new_side, 0, (old_side - 1) * unit);
         const std::int64_t first = at / unit;
@@ -52,7 +52,7 @@ PixelAxis axis_of(ResizeRule rule, std::int64_t old_side, std::int64_t new_side,
     return rule == ResizeRule::rounded ? rounded_axis(old_side, new_side) : opencv_axis(old_side, new_side, horizontal);
 }
 
-// Interpolates one row horizontally, in 2^-11.
+// Interpolates one row horizontally. sums: in units of 2^-11
 void interpolate_row(const std::uint8_t* row, const PixelAxis& axis, std::int32_t* sums) {
     for (std::size_t x = 0; x < axis.first.size(); ++x, sums += CHANNELS) {
         const std::uint8_t* first = row + CHANNELS * axis.first[x];
@@ -62,7 +62,7 @@ void interpolate_row(const std::uint8_t* row, const PixelAxis& axis, std::int32_
     }
 }
 
-// One rounding: sums are at most 255 2^22, which fits int32 with the rounding term.
+// Rounds only once: sums are at most 255 * 2^22, which fits in int32 even with the rounding term.
 void blend_rounded(const std::int32_t* above, const std::int32_t* below, std::int32_t before, std::int32_t after,
                    std::int64_t count, std::uint8_t* out) {
     for (std::int64_t i = 0; i < count; ++i) {
@@ -102,7 +102,7 @@ void resize_image(const Image& image, ResizeRule rule, ImageSize size, std::uint
     const PixelAxis rows = axis_of(rule, image.size.height, size.height, false);
     const PixelAxis columns = axis_of(rule, image.size.width, size.width, true);
     const auto blend = rule == ResizeRule::rounded ? blend_rounded : blend_opencv;
-    // The horizontally interpolated rows that the current output row needs; neighbouring rows share them.
+    // The horizontally interpolated rows that the current output row needs; neighbouring output rows share them.
     struct Line {
         std::int64_t row = -1;
         std::vector<std::int32_t> sums;

@@ -1,5 +1,5 @@
-// Prepares an image for a detector: resize with the aspect ratio kept, pad to multiples of 32. The same as
-// src/fqvit/detect/images.py and opencv.py.
+// Prepares an image for a detector: resizes it with its aspect ratio kept and pads it to multiples of 32. The results
+// are the same as those of src/fqvit/detect/images.py and opencv.py.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@
 namespace fqvit {
 
 // New pixel i lies between the old pixels first[i] and first[i] + 1, which may be outside the image, and gives them the
-// weights before[i] and after[i], in 2^-11.
+// weights before[i] and after[i], in units of 2^-11.
 struct OpencvWeights {
     std::vector<std::int64_t> first;
     std::vector<std::int32_t> before, after;

@@ -13,7 +13,7 @@ namespace fqvit {
 
 struct Part {
     std::string name;      // the prefix of its constants: pyramid, boxes.0, ...
-    const Header* header;  // its ops are in `program`
+    const Header* header;  // without ops, which are in `program`
     Program program;
     std::shared_ptr<WeightStore> weights;  // packed by the engine, for further engines of the same part
     std::unique_ptr<Engine> engine;        // knows the Value of every buffer; not meant to run
@@ -44,7 +44,8 @@ void with_prefix(const std::string& prefix, const Action& action) {
 // Verifies a program with its header and returns the engine. The rules are those of Program.verify in ir/program.py.
 std::unique_ptr<Engine> verified_engine(const Header& header, const Program& program, const EngineOptions& options);
 
-// Assigns the constants, named PART/NAME, and verifies every part. Moves the ops out of the header.
+// Assigns the constants, whose names have the form PART/NAME, to the parts, and verifies every part. Moves the ops out
+// of the header.
 Parts read_parts(DetectorHeader& header, const Constants& constants, const std::string& instruction_set);
 
 // Checks that the parts fit together, with the rules of DetectorProgram.verify in detect/program.py.

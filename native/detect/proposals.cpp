@@ -31,7 +31,7 @@ Box anchor(std::int64_t index, Grid grid, std::int64_t stride, const std::vector
     return {x - half_width, y - half_height, x + half_width, y + half_height};
 }
 
-// Sorts by score and keeps the best.
+// Sorts the candidates by score and keeps the `count` best ones.
 void keep_best(std::vector<Candidate>& kept, std::int64_t count) {
     std::sort(kept.begin(), kept.end(), [](const Candidate& a, const Candidate& b) { return a.is_better(b); });
     if (static_cast<std::int64_t>(kept.size()) > count) kept.resize(static_cast<std::size_t>(count));

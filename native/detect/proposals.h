@@ -1,5 +1,5 @@
-// Turns the outputs of networks into boxes: proposals, refinement from stage to stage, detections. It computes
-// the same as src/fqvit/detect/fixed/proposals.py.
+// Turns the outputs of networks into boxes: proposals, refinement from stage to stage, detections. The results are the
+// same as those of src/fqvit/detect/fixed/proposals.py.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace fqvit {
 
-// The outputs of the proposal head for one level.
+// The outputs of the proposal head for one level, with A anchors per location.
 struct ProposalLevel {
     Grid grid;
     const std::int32_t* objectness;  // [rows, columns, A]
-    const std::int32_t* deltas;      // [rows, columns, 4 A]
+    const std::int32_t* deltas;      // [rows, columns, 4 * A]
 };
 
-// Selects the proposals of an image, best first. size: without padding
+// Selects the proposals of an image, best first. size: the image size without padding
 std::vector<Box> propose(const std::vector<ProposalLevel>& levels, ImageSize size, const DetectorConstants& c);
 
 // The outputs of one stage's box head for many boxes.
@@ -25,7 +25,7 @@ struct BoxOutputs {
     std::int64_t classes;
     bool one_box_per_class;              // else one for all classes
     std::vector<std::int32_t> logits{};  // [n, classes + 1], the background last
-    std::vector<std::int32_t> deltas{};  // [n, 4] or [n, 4 classes]
+    std::vector<std::int32_t> deltas{};  // [n, 4] or [n, 4 * classes]
 
     const std::int32_t* deltas_of(std::int64_t box, std::int64_t label) const {
         return deltas.data() + 4 * (one_box_per_class ? box * classes + label : box);
@@ -37,8 +37,9 @@ void refine(std::vector<Box>& boxes, const BoxOutputs& found, std::size_t stage,
             const DetectorConstants& c);
 
 // Selects the detections of an image, best first. Candidates are all pairs of box and class with a score above c.score;
-// NMS then runs within each class.
-// boxes, found: of the last stage   logits: [n, classes + 1], base-2 logarithms in 2^-27, mean of all stages
+// non-maximum suppression then runs within each class.
+// boxes: input of the last stage   found: outputs of the last stage
+// logits: [n, classes + 1], base-2 logarithms in units of 2^-27, mean of all stages
 std::vector<Candidate> select_detections(const std::vector<Box>& boxes, const std::vector<std::int64_t>& logits,
                                          const BoxOutputs& found, ImageSize size, const DetectorConstants& c);
 

@@ -9,10 +9,11 @@
 namespace fqvit {
 namespace {
 
-constexpr std::int64_t STRIDE = 32;  // of the last backbone stage: sides of images are multiples of this
+constexpr std::int64_t STRIDE = 32;  // stride of the last backbone stage: sides of images are multiples of this
 constexpr std::int64_t MAX_IMAGE = 8192;
 
-// The constant of an op that depends on the image size: the index of a take, the region of a softmax. Null if none.
+// Returns the name of an op's constant that depends on the image size: the index of a take op or the region of a
+// softmax op. Null if the op has none.
 template <class Op>
 auto* sized_constant(Op& op) {
     using Name = std::conditional_t<std::is_const_v<Op>, const std::string, std::string>;
@@ -93,7 +94,7 @@ private:
         return op;
     }
 
-    // The shape of a move's row indices, known before they are computed, to bound their size.
+    // Returns the shape of a move's row indices before they are computed, so that their size can be bounded.
     Shape rows_shape(const std::string& y, Grid grid, const Move& move) const {
         const Grid half = grid.halved();
         if (move.kind == MoveKind::windows || move.kind == MoveKind::tokens) {
@@ -128,8 +129,8 @@ private:
         }
     }
 
-    // Makes a constant and returns its name. A small file can ask for large constants: their total size is bounded, and
-    // at the program's own size each must equal the stored one.
+    // Makes a constant and returns its name. A small file can ask for large constants, so their total size is bounded.
+    // If the image size is that of the program, each constant must equal the stored one.
     std::string constant(const std::string& kind, const std::string& y, const std::string& stored_name,
                          const Shape& shape, const Move& move, Grid grid, Grid last) {
         const Constants::Entry* stored = same_size_ ? from_.constants.find(stored_name) : nullptr;
@@ -141,7 +142,7 @@ private:
             throw BadProgramWithRemedy(y + ": the image is too large: it needs more than " +
                                        std::to_string(MAX_ELEMENTS) + " indices. Use a smaller one");
         }
-        // Many ops ask for the same indices.
+        // Many ops need the same indices, which are computed only once.
         const Request request{kind,      move.kind,    move.window, move.shift,
                               grid.rows, grid.columns, last.rows,   last.columns};
         const auto known = requests_.find(request);
@@ -159,7 +160,8 @@ private:
         return name;
     }
 
-    // Stores a constant under the name that lowering gives it: equal ones are stored once, numbered by first use.
+    // Stores a constant under the name that lowering gives it: equal constants are stored once, and names are
+    // numbered in the order of first use.
     std::string share(const std::string& kind, Constant made) {
         std::vector<std::string>& names = names_[kind];
         for (const std::string& name : names) {

@@ -1,5 +1,5 @@
 // Rebuilds a pyramid's program for another image size: the same ops and weights with new row indices, regions and
-// shapes. Gives the same ops and constants as src/fqvit/detect/resize.py.
+// shapes. The ops and constants are the same as those that src/fqvit/detect/resize.py makes.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,9 @@ namespace fqvit {
 
 using Moves = std::map<std::string, Move, std::less<>>;  // by the buffer that the op writes
 
-// Returns the program for images of height x width. program: verified; it may lack the indices and regions, which are
-// replaced. If it has them and was built for this size, they must equal the new ones. The caller verifies the result.
+// Returns the program for images of height x width. program: must be verified, but may lack the indices and regions,
+// which are replaced. If it has them and was built for this size, they must equal the new ones. The caller verifies the
+// result.
 Program resized(const Program& program, const Moves& moves, std::int64_t height, std::int64_t width);
 
 // Returns the program without the constants that resized() replaces.

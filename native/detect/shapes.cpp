@@ -58,7 +58,7 @@ private:
     const Shape& buffer(const std::string& name, std::size_t min_axes = 1) const {
         const auto found = shapes_.find(name);
         require(found != shapes_.end() && found->second.size() >= min_axes, "reads '", name,
-                "' before any op writes it, or with too few axes");
+                "' before any op writes it, or it has too few axes");
         return found->second;
     }
     const Shape& constant(const std::string& name, std::size_t min_axes) const {

@@ -15,8 +15,8 @@ using Shapes = std::map<std::string, Shape, std::less<>>;
 // The first input of an op.
 const std::string& first_input(const OpFields& op);
 
-// Returns the shape of the op's output. shapes: of the buffers that were written before. Throws BadProgram if an input
-// is missing, but does not check that the shapes of the inputs match.
+// Returns the shape of the op's output. shapes: the shapes of the buffers that earlier ops have written. Throws
+// BadProgram if an input is missing, but does not check that the shapes of the inputs match.
 Shape output_shape(const OpFields& op, const Shapes& shapes, const Constants& constants);
 
 }  // namespace fqvit

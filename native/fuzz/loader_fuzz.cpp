@@ -88,7 +88,7 @@ bool check_program(const Bytes& file) {
     const std::vector<int> buffers = buffers_of(*unfused);
     if (is_large(*unfused, buffers)) return false;
     const Shape& shape = unfused->engine().image().shape;
-    const std::int64_t style = unfused->header().images;  // has no other effect, so mutations choose the pixels
+    const std::int64_t style = unfused->header().images;  // unused otherwise: mutations of it choose the pixels
     const Bytes images[] = {image_of(shape, style, 1), image_of(shape, style + 1, 2)};
     const Outputs expected = run(unfused->engine(), images[0], 1);
     for (const int number : buffers) {

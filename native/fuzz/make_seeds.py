@@ -28,7 +28,7 @@ from tests.runtime.programs import program_with  # noqa: E402
 from tests.runtime.wide import accepted  # noqa: E402
 from tests.runtime.wide_moves import EVERY_WIDE  # noqa: E402
 
-SMALL = 8000  # bytes per seed, at most: the fuzzer mutates small ones faster
+SMALL = 8000  # maximum bytes per seed: the fuzzer mutates small seeds faster
 
 
 def written(program: Program, style: int = 0) -> bytes:
@@ -46,7 +46,7 @@ def file_name(name: str) -> str:
 
 
 def single_ops() -> dict[str, bytes]:
-    """Return one program per op, after the ops that make its inputs."""
+    """Return one program per op; it contains the op after the ops that compute its inputs."""
     return {file_name(name): written(program_of(case), style % 4) for style, (name, case) in enumerate(CASES.items())}
 
 
@@ -79,7 +79,7 @@ def several_outputs() -> dict[str, bytes]:
 
 
 def wide_ops(count: int, largest: int, styles: int) -> dict[str, bytes]:
-    """Return `count` programs of each kind in EVERY_WIDE, of at most `largest` bytes, with 1 or all 4 styles of images."""
+    """Return `count` programs of each kind in EVERY_WIDE, of at most `largest` bytes, with one or all four styles of images."""
     found = {}
     for kind, case in EVERY_WIDE.items():
         taken = 0

@@ -1,5 +1,5 @@
-// Mutates .fqvit files by their structure: values, names and lists of the JSON program, and types, shapes and elements
-// of constants. Mutated bytes would rarely pass the JSON parser.
+// A structure-aware mutator of .fqvit files: changes values, names and lists of the JSON program, and types, shapes and
+// elements of constants. Files with mutated bytes would rarely pass the JSON parser.
 #pragma once
 
 #include <cstdint>
@@ -88,7 +88,7 @@ private:
                                          32, 62, 63,  127, 128, 255,   256,   65535,   65536,   1 << 20,    1 << 28,
                                          33, 64, 100, 129, 512, 4096,  8192,  1 << 29, 1 << 30, 2147483647, 2147483648,
                                          52, 53, 61,  5,   4,   40000, 32768, 1 << 24};
-        const auto bits = static_cast<std::uint64_t>(old);  // wraps around
+        const auto bits = static_cast<std::uint64_t>(old);  // unsigned, so that arithmetic wraps around
         switch (below(6)) {
             case 0: return static_cast<std::int64_t>(bits + 1);
             case 1: return static_cast<std::int64_t>(bits - 1);

@@ -9,7 +9,7 @@
 namespace fqvit {
 namespace {
 
-// Above this many resized pixels Preprocess.apply resizes only the cropped part, with slightly different weights.
+// Above this many resized pixels, Preprocess.apply resizes only the cropped part, with slightly different weights.
 constexpr std::int64_t FULL_RESIZE_LIMIT = std::int64_t{1} << 24;
 
 void require_range(const char* name, std::int64_t value, std::int64_t lo, std::int64_t hi) {
@@ -28,8 +28,9 @@ void check(const Preprocess& p, const ImageView& image) {
     require_range("stride of the image", image.stride, image.width * image.channels, Preprocess::MAX_IMAGE_STRIDE);
 }
 
-// The length of a side after the short side is resized to `resize`. Rounded down, as int(resize * side / short_side) in
-// Python, whose float division cannot reach the next integer: the operands are below 2^35.
+// Returns the length of a side after the short side is resized to `resize`. Rounded down, like
+// int(resize * side / short_side) in Python: its float division cannot round up to the next integer, because the
+// operands are below 2^35.
 std::int64_t resized_side(std::int64_t side, std::int64_t short_side, std::int64_t resize) {
     return resize * side / short_side;
 }
@@ -37,7 +38,7 @@ std::int64_t resized_side(std::int64_t side, std::int64_t short_side, std::int64
 // One axis of the center crop.
 struct Crop {
     std::int64_t begin, end;  // the resized pixels inside the crop
-    std::int64_t padding;     // pixels of the crop before the first of them
+    std::int64_t padding;     // pixels of the crop before the first resized pixel
 };
 
 Crop center_crop(std::int64_t resized, std::int64_t crop) {
@@ -47,7 +48,8 @@ Crop center_crop(std::int64_t resized, std::int64_t crop) {
     return {start, start + crop, 0};
 }
 
-// The order that Pillow 13 chooses when it resizes an image to `height` x `width`: it counts removed rows and columns.
+// Returns the order that Pillow 13 chooses when it resizes an image to `height` x `width`: it compares the numbers of
+// removed rows and columns.
 PassOrder pass_order(const ImageView& image, std::int64_t height, std::int64_t width) {
     const std::int64_t rows = image.height - height, columns = image.width - width;
     return rows > 0 && rows > 2 * columns ? PassOrder::vertical_first : PassOrder::horizontal_first;

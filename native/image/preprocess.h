@@ -12,16 +12,16 @@ enum class Interpolation { bilinear, bicubic };
 // Resize the short side to `resize` (antialiased), then center-crop to height x width, padded with 0 if the resized
 // image is smaller. The output has 1 channel (gray) or 3 (RGB). mean, std: one value per channel, for pixels scaled to
 // 0..1; preprocess() does not use them, because the first linear op of a program includes them. squash: resize to the
-// aspect ratio of height x width instead of keeping the image's; the short side becomes `resize` in both cases.
+// aspect ratio of height x width instead of keeping that of the image; the short side becomes `resize` in both cases.
 struct Preprocess {
     std::int64_t height, width, channels, resize;
     Interpolation interpolation;
     std::vector<double> mean, std;
     bool squash = false;
 
-    // Limits for which no size and no sum overflows. preprocess() checks them.
-    static constexpr std::int64_t MAX_OUTPUT_SIDE = 8192;                    // of height, width and resize
-    static constexpr std::int64_t MAX_IMAGE_SIDE = std::int64_t{1} << 22;    // weights.h has the reason
+    // Within these limits, no size and no sum overflows. preprocess() checks them.
+    static constexpr std::int64_t MAX_OUTPUT_SIDE = 8192;                    // for height, width and resize
+    static constexpr std::int64_t MAX_IMAGE_SIDE = std::int64_t{1} << 22;    // weights.h gives the reason
     static constexpr std::int64_t MAX_IMAGE_STRIDE = std::int64_t{1} << 40;  // so that stride * height < 2^63
 };
 

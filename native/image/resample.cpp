@@ -63,7 +63,7 @@ void resize_row(const std::uint8_t* x, const Axis& columns, std::uint8_t* y) {
     }
 }
 
-// y: u8 [height, columns, 1 for gray, 3 for RGB and RGBA]
+// y: u8 [height, columns, bands], with 1 band for gray images and 3 for RGB and RGBA
 void resize_horizontally(const ImageView& image, const Axis& columns, std::uint8_t* y, std::int64_t y_stride) {
     const auto resize = image.channels == 1   ? resize_row<1, 1>
                         : image.channels == 3 ? resize_row<3, 3>
@@ -71,7 +71,7 @@ void resize_horizontally(const ImageView& image, const Axis& columns, std::uint8
     for (std::int64_t row = 0; row < image.height; ++row) resize(image.row(row), columns, y + row * y_stride);
 }
 
-// Computes `size` adjacent bytes of an output row. x: the same bytes in the first input row of the window.
+// Computes `size` adjacent bytes of an output row. x: the bytes at the same position in the first input row.
 void combine_rows(const std::uint8_t* x, std::int64_t stride, const std::int32_t* weights, std::int64_t count,
                   std::int64_t size, std::int32_t* sums, std::uint8_t* y) {
     std::fill_n(sums, size, HALF);

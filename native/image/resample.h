@@ -1,4 +1,4 @@
-// Resizes 8-bit images in integers: one pass per axis, each rounded to u8, as in Pillow.
+// Resizes 8-bit images with integer arithmetic: one pass per axis, each rounded to u8, as in Pillow.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,12 @@ struct ImageView {
     const std::uint8_t* row(std::int64_t y) const { return pixels + y * stride; }
 };
 
-// The bits depend on the order, because the result of the first pass is rounded.
+// The output depends on the order of the passes, because the result of the first pass is rounded.
 enum class PassOrder { horizontal_first, vertical_first };
 
-// Computes one output pixel per pair of windows. bands: channels of the output, 1 or 3. With 1, colors become gray
-// before the resize; 3 needs an image with colors. out: u8 [rows, columns, bands], out_stride bytes from row to row.
+// Computes one output pixel per pair of windows. bands: channels of the output, 1 or 3. With 1, a color
+// image is converted to gray before the resize; 3 requires a color image. out: u8 [rows, columns, bands], with
+// `out_stride` bytes from row to row.
 void resample(const ImageView& image, Axis columns, Axis rows, PassOrder order, std::int64_t bands, std::uint8_t* out,
               std::int64_t out_stride);
 

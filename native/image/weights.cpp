@@ -28,7 +28,7 @@ double bicubic(double x) {
 
 struct Filter {
     double (*at)(double distance);  // distance >= 0
-    double support;                 // 0 from this distance on
+    double support;                 // the filter is 0 at this distance and beyond
 };
 
 Filter filter_of(Interpolation interpolation) {
@@ -79,7 +79,7 @@ Axis make_axis(const Filter& filter, std::int64_t size, float low, float high, s
             weights.push_back(filter.at(distance < 0.0 ? -distance : distance));
             sum += weights.back();
         }
-        // Not 0: a pixel lies within 1/2 of the center, and the positive weights outweigh the negative ones.
+        // The sum is not 0: a pixel lies within 1/2 of the center, and the positive weights outweigh the negative ones.
         for (double& weight : weights) weight /= sum;
         add_window(axis, first, weights);
     }

@@ -16,9 +16,9 @@ struct Window {
 };
 
 // One window per output pixel. A sum of pixels fits in int32: the weights of a window sum to 1, their magnitudes to
-// less than 1.5 (bicubic at a border), and rounding adds at most half a unit per weight, of which there are at most
-// MAX_IMAGE_SIDE = 2^22. With half a unit of the result for rounding:
-//     255 (1.5 2^22 + 2^21) + 2^21 < 2^31
+// less than 1.5 (bicubic at a border), and rounding adds at most half a unit per weight, with at most
+// MAX_IMAGE_SIDE = 2^22 weights. Half a unit of the result is added for rounding:
+//     255 * (1.5 * 2^22 + 2^21) + 2^21 < 2^31
 struct Axis {
     std::vector<Window> windows;
     std::vector<std::int32_t> weights;

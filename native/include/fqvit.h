@@ -1,6 +1,7 @@
 /**
  * @file fqvit.h
- * Run .fqvit files: quantized vision transformers that compute with integers only, with the same bits on every machine.
+ * Run .fqvit files: quantized vision transformers that compute with integers only, with bit-identical results on every
+ * machine.
  *
  * @code
  * fqvit_model* model;
@@ -16,16 +17,16 @@
  * Detectors work in the same way, see fqvit_detector_load().
  *
  * **Errors.** Functions that can fail return a fqvit_status; 0 is success. After a failure, fqvit_last_error() returns
- * one line that names the problem and says what to do. A function that fails changes nothing, and writes NULL to a
- * handle that it would have created.
+ * one line that names the problem and says what to do. A function that fails changes nothing, except that it sets
+ * the handle that it would have created to NULL.
  *
  * **Threads.** Functions may be called from any thread. Calls on the same handle run one after the other; use one
- * handle per thread to run in parallel. Only the free functions must not run at the same time as another call on the
- * handle.
+ * handle per thread to run in parallel. The free functions are the exception: they must not run at the same time as
+ * another call on the same handle.
  *
- * **Versions.** Within one FQVIT_ABI_VERSION, functions and struct members are only added, members at the end. The
- * options begin with their size, and functions that fill a struct take its size, so that older callers work with newer
- * libraries.
+ * **Versions.** Within one FQVIT_ABI_VERSION, functions and struct members are only ever added, and new members
+ * come at the end of their struct. fqvit_options begins with its size, and functions that fill a struct take its size,
+ * so that older callers work with newer libraries.
  *
  * The header is C99; all names begin with fqvit_ or FQVIT_.
  */
@@ -53,7 +54,7 @@ extern "C" {
 /** The version of this interface. It changes only if callers must be compiled again. */
 #define FQVIT_ABI_VERSION 1
 
-/** Return FQVIT_ABI_VERSION of the library, to be compared with that of the header. */
+/** Return the FQVIT_ABI_VERSION with which the library was built, to be compared with that of the header. */
 FQVIT_API uint32_t fqvit_abi_version(void);
 
 /** Return the version of the library, such as "0.2.0". */
@@ -87,9 +88,9 @@ FQVIT_API const char* fqvit_instruction_set(size_t i);
  */
 typedef struct fqvit_options {
     size_t struct_size; /**< sizeof(fqvit_options) */
-    uint32_t threads;   /**< threads of a run, 1 to 256; default: 1. The bits do not depend on it. */
+    uint32_t threads;   /**< threads of a run, 1 to 256; default: 1. Results do not depend on it. */
     const char*
-        instruction_set;    /**< one of fqvit_instruction_set(); default: the fastest. The bits do not depend on it. */
+        instruction_set;    /**< one of fqvit_instruction_set(); default: the fastest. Results do not depend on it. */
     uint64_t max_run_bytes; /**< limit on the memory for the buffers of one image; default: 512 MiB, detectors 8 GiB */
 } fqvit_options;
 
@@ -105,18 +106,18 @@ typedef enum fqvit_dtype {
 /** The name, shape and meaning of an array: value = (integer - zero_point) * scale. Pointers live as long as the
  * handle. */
 typedef struct fqvit_tensor {
-    const char* name;  /**< of the buffer */
+    const char* name;  /**< name of the buffer */
     const char* kind;  /**< input: "pixels" or "codes"; output: "logits", "tokens", "pooled", "map", "scores", "deltas",
                         "embedding", "signs" */
     fqvit_dtype dtype; /**< type of the integers */
     uint32_t axes;     /**< number of entries of shape, 1 to 8 */
     int64_t shape[8];  /**< without the batch axis; an input has height, width, channels */
-    uint64_t bytes;    /**< of one image */
+    uint64_t bytes;    /**< number of bytes per image */
     double scale;      /**< 0 for pixels */
     int64_t zero_point; /**< the integer that means 0 */
     const uint8_t*
         alpha; /**< one exponent per channel, the scale of channel c being scale * 2^alpha[c]; NULL if all are 0 */
-    const char* output_name; /**< what `quantize --output` calls it, such as "tokens@9"; an input: "pixels" */
+    const char* output_name; /**< its name in `quantize --output`, such as "tokens@9"; "pixels" for an input */
 } fqvit_tensor;
 
 /** A decoded image with its EXIF orientation applied: rows of interleaved 8-bit pixels. */
@@ -135,10 +136,10 @@ typedef struct fqvit_description {
     const char* model;           /**< name of the architecture */
     const char* source;          /**< where the float weights came from */
     const char* recipe;          /**< the quantization recipe as JSON */
-    const char* header;          /**< the whole description in the file as JSON */
+    const char* header;          /**< the complete header of the file, as JSON */
     const char* fingerprint;     /**< SHA-256 of the contents, in hexadecimal; equal programs have equal fingerprints */
-    const char* instruction_set; /**< in use */
-    uint32_t threads;            /**< in use */
+    const char* instruction_set; /**< the instruction set in use */
+    uint32_t threads;            /**< number of threads in use */
     uint32_t outputs;            /**< number of outputs */
     uint32_t classes;            /**< number of class names; 0 if the file has none */
     uint64_t calibration_images; /**< number of images that the model was calibrated with */
@@ -147,17 +148,18 @@ typedef struct fqvit_description {
     uint32_t resize;             /**< preprocessing: the short side is resized to this, then the center is cropped */
     const char* interpolation;   /**< of the resize: "bicubic" or "bilinear" */
     uint32_t squash;             /**< 1: images are resized to the aspect ratio of the input, 0: they keep their own */
-    uint64_t macs; /**< multiply-accumulates of the matrix products for one image: how much work a run is */
+    uint64_t macs; /**< multiply-accumulates of the matrix products for one image, a measure of the work of a run */
 } fqvit_description;
 
 /**
- * Load and verify a file. A file that passes runs without overflow and without access outside its buffers.
+ * Load and verify a file. A file that passes verification runs without overflow and never accesses memory outside its
+ * buffers.
  * @param path UTF-8
  * @param options NULL for the defaults
  */
 FQVIT_API fqvit_status fqvit_model_load(const char* path, const fqvit_options* options, fqvit_model** model);
 
-/** The same for the bytes of a file, which are not needed any more after the call. */
+/** Load and verify a model from the bytes of a file. They are no longer needed after the call. */
 FQVIT_API fqvit_status fqvit_model_load_memory(const void* data, size_t size, const fqvit_options* options,
                                                fqvit_model** model);
 
@@ -177,7 +179,7 @@ FQVIT_API fqvit_status fqvit_model_output(const fqvit_model* model, uint32_t i, 
 FQVIT_API const char* fqvit_model_class_name(const fqvit_model* model, uint32_t i);
 
 /**
- * Prepare an image for the model: resize and center-crop, bit for bit as Pillow does it.
+ * Prepare an image for the model: resize and center-crop, with results that are bit-identical to those of Pillow.
  * @param input height * width * channels bytes as fqvit_model_input() describes them
  * @param size the size of `input` in bytes
  */
@@ -207,22 +209,22 @@ typedef struct fqvit_detector_description {
     const char* model;              /**< "mask_rcnn" or "cascade_mask_rcnn" */
     const char* source;             /**< where the float weights came from */
     const char* recipe;             /**< the quantization recipe as JSON */
-    const char* header;             /**< the whole description in the file as JSON */
+    const char* header;             /**< the complete header of the file, as JSON */
     const char* fingerprint;        /**< SHA-256 of the contents, in hexadecimal */
-    const char* instruction_set;    /**< in use */
-    uint32_t threads;               /**< in use */
+    const char* instruction_set;    /**< the instruction set in use */
+    uint32_t threads;               /**< number of threads in use */
     uint32_t classes;               /**< number of classes, without the background */
     uint32_t stages;                /**< number of box heads in sequence */
     uint64_t calibration_images;    /**< number of images that the detector was calibrated with */
-    uint32_t short_side, long_side; /**< images are resized to reach one of them, with their aspect ratio kept */
+    uint32_t short_side, long_side; /**< images are resized, aspect ratio kept, to the largest size within both */
     const char* resize;             /**< how images are interpolated: "opencv" or "rounded" */
     uint32_t max_detections;        /**< per image */
     uint32_t mask_side;             /**< probabilities per side of a mask */
 } fqvit_detector_description;
 
 /**
- * One object. Divide lengths by 256 and scores by 2^24 to get pixels and probabilities; both are exact. The pointer is
- * valid until the detections are freed.
+ * One object. Divide lengths by 256 and scores by 2^24 to get pixels and probabilities; both divisions are exact. The
+ * pointer is valid until the detections are freed.
  */
 typedef struct fqvit_detection {
     int64_t box[4];               /**< x1, y1, x2, y2 in 1/256 pixel of the image */
@@ -235,7 +237,7 @@ typedef struct fqvit_detection {
 /** Load and verify the file of a detector. The parameters are those of fqvit_model_load(). */
 FQVIT_API fqvit_status fqvit_detector_load(const char* path, const fqvit_options* options, fqvit_detector** detector);
 
-/** The same for the bytes of a file, which are not needed any more after the call. */
+/** Load and verify a detector from the bytes of a file. They are no longer needed after the call. */
 FQVIT_API fqvit_status fqvit_detector_load_memory(const void* data, size_t size, const fqvit_options* options,
                                                   fqvit_detector** detector);
 
@@ -251,7 +253,7 @@ FQVIT_API const char* fqvit_detector_class_name(const fqvit_detector* detector, 
 
 /**
  * Detect objects, best first. The image may have any size; boxes and masks are in its coordinates.
- * @param found freed with fqvit_detections_free()
+ * @param found the caller must free it with fqvit_detections_free()
  */
 FQVIT_API fqvit_status fqvit_detector_detect(fqvit_detector* detector, const fqvit_image* image,
                                              fqvit_detections** found);

@@ -12,7 +12,7 @@ namespace fqvit {
 namespace {
 
 constexpr std::uint64_t MAX_HEADER = 100'000'000;  // bytes, as in the safetensors library
-constexpr std::uint64_t LENGTH_BYTES = 8;          // in front of the header: its length
+constexpr std::uint64_t LENGTH_BYTES = 8;          // size of the field before the header, which holds its length
 
 // Reports a file that is not valid safetensors. Every .fqvit file has the brace of the header at the same position.
 [[noreturn]] void fail_container(Source& source) {
@@ -87,7 +87,7 @@ void check_layout(std::vector<Tensor>& tensors, std::uint64_t size) {
 std::vector<Tensor> read_tensors(const std::string& text, std::uint64_t data_bytes, Container& out) {
     const JsonDocument document(text, "header", CONTAINER_JSON);
     require_type({}, document.root(), Json::object);
-    std::map<std::string, Tensor, std::less<>> named;  // of duplicates, the last one counts
+    std::map<std::string, Tensor, std::less<>> named;  // of entries with the same name, the last one counts
     bool has_metadata = false;
     document.root().for_each_member([&](std::string_view name, Json value) {
         if (name != "__metadata__") {
@@ -124,7 +124,7 @@ Container read_container(std::shared_ptr<Source> source) {
     } catch (const BadProgram&) {
         fail_container(*source);
     }
-    // Weights of a float model have no JSON of a program in their metadata; the caller reports this.
+    // A file with the weights of a float model has no program in its metadata; the caller reports this.
     if (!out.metadata.contains(PROGRAM_KEY) && !out.metadata.contains(DETECTOR_KEY)) return out;
     for (Tensor& tensor : tensors) {
         const std::optional<DType> dtype = integer_type(tensor.dtype);

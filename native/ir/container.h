@@ -24,7 +24,7 @@ Container read_container(std::shared_ptr<Source> source);
 // Returns the SHA-256 of the JSON and all constants, in hexadecimal: the fingerprint that a valid file stores.
 std::string fingerprint_of(const Container& container, const std::string& json);
 
-// Returns the JSON of a container of this kind, after comparing the fingerprint with the contents.
+// Returns the JSON that the metadata hold under this key, after checking that the fingerprint matches the contents.
 const std::string& checked_json(const Container& container, const char* key);
 
 }  // namespace fqvit

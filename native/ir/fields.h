@@ -6,8 +6,8 @@
 //   };
 //
 // Types are strict, as in the Python package: no conversion between integers, floats, booleans and strings, except that
-// an integer may stand for a float. Unknown and missing fields are errors; of duplicates, the last one counts. Every
-// error throws BadProgram and names the field: "ops[41].shift: a string, expected an integer".
+// an integer may stand for a float. Unknown and missing fields are errors; if a field occurs twice, the last counts.
+// Every error throws BadProgram and names the field: "ops[41].shift: a string, expected an integer".
 #pragma once
 
 #include <array>
@@ -40,7 +40,7 @@ struct Bounds {
     std::size_t shortest = 0, longest = std::numeric_limits<std::size_t>::max();  // length of a list
 };
 
-// One field without its type, so that the code that reads objects exists once.
+// One field with its type erased, so that the code that reads objects is compiled only once.
 struct FieldInfo {
     const char* name;
     Bounds bounds;
@@ -79,9 +79,10 @@ constexpr Field<Member> optional(const char* name, Bounds bounds = {}) {
     return {name, bounds, false};
 }
 
-// Specialized for each struct: fields(), and optionally `IS_ARRAY = true` for structs that are stored as an array of
-// their fields, whose optional fields at the end may be missing, and check(value, where), which is called after all
-// fields have been read.
+// Specialized for each struct:
+//   fields()              required: the list of fields
+//   IS_ARRAY = true       optional: stored as an array of the fields; optional fields at the end may be missing
+//   check(value, where)   optional: called after all fields have been read
 template <class T>
 struct Description;
 

@@ -1,4 +1,4 @@
-// The JSON of a program: its ops and everything that describes it. See src/fqvit/ir/program.py for the meaning.
+// The JSON of a program: its ops and everything that describes it. src/fqvit/ir/program.py defines the fields.
 #pragma once
 
 #include <array>
@@ -38,7 +38,7 @@ struct Scale {
     double value = 1;
 };
 
-// A buffer that a run returns: value = (code - zero) scale 2^alpha[c].
+// A buffer that a run returns: value = (code - zero) * scale * 2^alpha[c].
 struct Output {
     std::string buffer;
     OutputKind kind = OutputKind::logits;
@@ -184,7 +184,7 @@ void read_field(Json json, const Where& where, const Bounds& bounds, Scale& out)
 void read_field(Json json, const Where& where, const Bounds& bounds, SiteZero& out);
 void read_field(Json json, const Where& where, const Bounds& bounds, RawObject& out);
 
-// Checks the version of a file's JSON, before anything else of it is read.
+// Checks the version of a file's JSON, before anything else in it is read.
 void check_version(Json json);
 // Checks that the ops of a program have no field that this format version lacks.
 void check_fields(std::int64_t version, const Header& header);

@@ -14,7 +14,7 @@
 
 namespace fqvit {
 
-using OptionalName = std::optional<std::string>;  // of a constant
+using OptionalName = std::optional<std::string>;  // the name of a constant, if there is one
 
 // Zero points: one for all channels, one per group of channels (groups have equal sizes), or the name of a u8 or u16
 // [C] constant.
@@ -44,7 +44,7 @@ struct LinearFields {
 
     // Whether the weights are stored in fewer than 8 bits each.
     bool packed() const { return group != 0 || width != 0; }
-    // The name of a constant of this op; w and exponent may belong to another op.
+    // Returns the name of a constant of this op; the constants `w` and `exponent` may belong to another op.
     std::string weight_part(const char* part) const { return weights_of.value_or(y) + "." + part; }
 };
 

@@ -228,7 +228,7 @@ namespace {
 
 constexpr const char* TAG_FIELD = "op";
 
-// Reads the op as the alternative of the variant with this tag; returns whether there is one.
+// Reads the op into the alternative of the variant that has this tag; returns false if there is none.
 template <std::size_t I = 0>
 bool read_tagged(std::string_view tag, Json json, const Where& where, OpFields& out) {
     if constexpr (I == std::variant_size_v<OpFields>) {
@@ -241,7 +241,7 @@ bool read_tagged(std::string_view tag, Json json, const Where& where, OpFields& 
     }
 }
 
-// Defaults as JSON. Zero points have one number as default.
+// Return default values as JSON. The default of a zero point is one number.
 std::string as_json(std::int64_t value) { return std::to_string(value); }
 std::string as_json(bool value) { return value ? "true" : "false"; }
 std::string as_json(LinearOut value) {

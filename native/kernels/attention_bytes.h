@@ -11,22 +11,24 @@
 namespace fqvit {
 
 struct AttentionBytes {
-    // Weights minus the smallest one, which is at most 0, as high 2^split + low with low < 2^split: by distance to the
-    // largest score (RELATIVE) or by code. If all are below 256, split is 0 and the low bytes are 0.
+    // Weights minus the smallest weight, which is at most 0, stored as high * 2^split + low with low < 2^split. Indexed
+    // by the distance to the largest score (RELATIVE) or by code. If all are below 256, split is 0 and the low bytes
+    // are 0.
     alignas(64) std::uint8_t weight_low[256], weight_high[256];
     // LOG: the same, once per possible split. The split of a row is split_by_code[its smallest code], so that more
     // rows need only one byte.
     alignas(64) std::uint8_t log_low[9][64], log_high[9][64];
     std::int32_t split_by_code[16];
     std::int32_t split = 0, least_weight = 0,
-                 masked_weight;  // masked_weight: of tokens in another region, minus least_weight
+                 masked_weight;  // masked_weight: weight of tokens in another region, minus least_weight
     // LOG and UNIFORM: the low, middle and high bytes of the exponential of each distance.
     alignas(64) std::uint8_t exponential[3][256];
-    // LOG and UNIFORM: the exponential e of each distance; LOG: 3 e and floor(log2(3 e)), or -32 if e is 0.
+    // table (LOG and UNIFORM): the exponential e of each distance. triple (LOG): 3 * e. top_bit (LOG):
+    // floor(log2(3 * e)), or -32 if e is 0.
     alignas(64) std::int32_t table[256], triple[256], top_bit[256];
     std::int32_t reversed[256];  // reversed[i] = table[255 - i]
-    // Whether exponentials fit in three bytes, the sum of a row is at most 2^30, and all numbers of UNIFORM fit in 31
-    // bits except products.
+    // Whether exponentials fit in three bytes, the sum of a row is at most 2^30 and, for UNIFORM, all numbers except
+    // products fit in 31 bits.
     bool is_supported;
 
     AttentionBytes() = default;
@@ -67,7 +69,7 @@ struct AttentionBytes {
             top_bit[i] = entry == 0 ? -32 : bits - 1;
         }
         if (head.kind == Attention::UNIFORM) {
-            // r <= mult / e[0] + 1, because e[0] is in every sum; e r <= mult + e.
+            // r = round(mult / sum) <= mult / e[0] + 1, because e[0] is part of every sum; e * r <= mult + e.
             is_supported = is_supported && head.softmax_mult / head.table[0] < (1 << 30) &&
                            (head.softmax_mult >> head.softmax_shift) < 1 << 30;
         }

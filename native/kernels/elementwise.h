@@ -12,35 +12,35 @@ struct TensorRequantization {
     int shift;
     std::int32_t zero, last;
     bool wide;  // y is u16, else u8
-    // The same for vectors: round_shift(acc 2^lift vector_mult, vector_shift), where vector_shift >= 32 and
-    // |acc 2^lift| < 2^31. A vector_shift of 0 means that there are no such numbers.
+    // The same for vectors: round_shift(acc * 2^lift * vector_mult, vector_shift), where vector_shift >= 32 and
+    // |acc * 2^lift| < 2^31. A vector_shift of 0 means that no such constants exist.
     int lift;
     std::int32_t vector_mult;
     int vector_shift;
 };
 
-// acc = (a - a_zero) (b - b_zero)
+// acc = (a - a_zero) * (b - b_zero)
 struct Product {
     std::int32_t a_zero, b_zero;
     bool wide_a, wide_b;
     TensorRequantization requantization;
 };
 
-// acc[c] = (x[c] - zero) cosine[p] + (x[c - p + partner[p]] - zero) sine[p], p = c mod period
+// acc[c] = (x[c] - zero) * cosine[p] + (x[c - p + partner[p]] - zero) * sine[p], p = c mod period
 struct Rotation {
     std::int64_t channels, period;
     std::int32_t zero;
     bool wide_in;
     const std::int32_t* partner;  // [period]
     TensorRequantization requantization;
-    // For vectors: each x - zero fits in i16; the period is a multiple of 8, and the partners of each 8 channels are
-    // among the 8 channels from first[p / 8] on, at the positions lane[p].
+    // For vectors. fits_i16: every x - zero fits in i16. by_eights: the period is a multiple of 8, and the partners of
+    // each group of 8 channels are among the 8 channels that start at first[p / 8], at the positions lane[p].
     bool fits_i16, by_eights;
     const std::int32_t* first;
     const std::int32_t* lane;
 };
 
-// acc[c] = sum over k of rows[k][c] w[k, c]
+// acc[c] = sum over k of rows[k][c] * w[k, c]
 struct Taps {
     std::int64_t channels, pairs;
     bool wide_in;
@@ -55,7 +55,7 @@ struct Rows {
     bool wide_in;
 };
 
-// acc[c] = sum over rows of (x[r, c] - zero[c]) 2^alpha[c]
+// acc[c] = sum over rows of (x[r, c] - zero[c]) * 2^alpha[c]
 struct Average {
     Rows rows;
     const std::int32_t* zero;
@@ -71,7 +71,7 @@ struct ElementwiseKernels {
     void (*depthwise)(const Taps&, const std::uint8_t* const* rows, std::int32_t* acc);
     // y[c] = max over rows of x[r, c], for `count` channels.
     void (*max)(const Rows&, const void* x, void* y, std::int64_t count);
-    // The same for means. channel: the first one; x and y start there.
+    // y[c] = the requantized mean over rows, for `count` channels. channel: the first channel, at which x and y start.
     void (*mean)(const Average&, const void* x, void* y, std::int64_t channel, std::int64_t count);
 };
 

@@ -1,7 +1,7 @@
-// Exact products of u8 activations and constant i8 weights: acc[m, o] = sum_k x[m, k] w[o, k] in i32.
+// Exact products of u8 activations and constant i8 weights: acc[m, o] = sum_k x[m, k] * w[o, k] in i32.
 //
 // Weights are packed once into panels of `columns` outputs. At run time, a block of up to `rows` activation rows is
-// packed and multiplied with one panel by a micro-kernel, which computes a tile of rows x columns accumulators. The
+// packed, and a micro-kernel multiplies it by one panel, which gives a tile of rows x columns accumulators. The
 // epilogue (bias, requantization, table, residual sum) is separate, see kernels.h.
 //
 // One file implements each instruction set; vnni/gemm_vnni.cpp has both VNNI sets. Letters: M rows, K reduction, O
@@ -19,7 +19,7 @@ namespace fqvit {
 class PackedWeights {
 public:
     virtual ~PackedWeights() = default;
-    // Micro-kernel: acc[r * columns + c] = sum_k x[r, k] w[panel * columns + c, k] for r < rows and all c < columns.
+    // Micro-kernel: acc[r * columns + c] = sum_k x[r, k] * w[panel * columns + c, k] for r < rows and all c < columns.
     // Columns past O are 0. `block` was written by Gemm::pack_rows.
     virtual void multiply(std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const = 0;
     virtual std::size_t bytes() const = 0;

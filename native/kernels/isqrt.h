@@ -12,7 +12,7 @@ inline std::int64_t isqrt_normalized(std::uint64_t x) {
         constexpr Table() {
             for (std::uint64_t i = 64; i < 256; ++i) {
                 std::uint64_t root = 1u << 30;
-                while (root * root < (i + 1) << 54) root += 1u << 22;  // at least sqrt((i + 1) 2^54)
+                while (root * root < (i + 1) << 54) root += 1u << 22;  // at least sqrt((i + 1) * 2^54)
                 start[i] = static_cast<std::uint32_t>(root);
             }
         }

@@ -21,16 +21,16 @@ struct Requantization {
     // The same for vectors of 8 channels, padded. Set by RequantizationConstants (ops/requantization.cpp).
     enum Form : std::uint8_t {
         ANY,        // use the parameters above
-        HIGH_HALF,  // every shift is >= 32 and zero 2^shift < 2^60: the result is in the high half of the product
-        LIFTED,     // the same after multiplying accumulators by 2^lift, which fit in i32
+        HIGH_HALF,  // every shift is >= 32 and zero * 2^shift < 2^60: the result is in the high half of the product
+        LIFTED,     // the same after accumulators are multiplied by 2^lift; the products fit in i32
     } form;
     const std::int32_t* vector_mult;
-    const std::int64_t* vector_half;   // 2^(shift - 1) + zero 2^shift + bias mult; channels in order 0 2 4 6 1 3 5 7
+    const std::int64_t* vector_half;   // 2^(shift - 1) + zero * 2^shift + bias * mult; channel order 0 2 4 6 1 3 5 7
     const std::int32_t* vector_shift;  // shift - 32
     int lift;
 };
 
-// The second operand of a sum with an accumulator: (x - zero[c]) 2^alpha[c] mult[c].
+// The second operand of a sum with an accumulator: (x - zero[c]) * 2^alpha[c] * mult[c].
 struct Residual {
     const void* x;  // [rows, C]
     enum Type : std::uint8_t { U8, U16, I16 } type;
@@ -43,10 +43,10 @@ struct Residual {
 struct Epilogue {
     enum Kind : std::uint8_t {
         ACC,     // y = acc + bias
-        I32,     // y = round_shift((acc + bias) mult, shift)
-        CODES,   // y = clamp(round_shift((acc + bias) mult, shift) + zero)
-        LOOKUP,  // y = tables[starts[c] + code], with the code above
-        ADD,     // y = clamp(round_shift((acc + bias) mult + residual, shift) + zero)
+        I32,     // y = round_shift((acc + bias) * mult, shift)
+        CODES,   // y = clamp(round_shift((acc + bias) * mult, shift) + zero)
+        LOOKUP,  // y = tables[starts[c] + code], where code is the y of CODES
+        ADD,     // y = clamp(round_shift((acc + bias) * mult + residual, shift) + zero)
     } kind;
     bool wide;  // y is u16, else u8; ACC and I32: y is i32
     const std::int32_t* bias;
@@ -63,12 +63,13 @@ struct Tile {
     const std::int32_t* acc;            // [rows][columns]
     int rows, columns;                  // columns: distance between rows in memory
     int valid_columns;                  // columns that exist in y
-    std::int64_t row, channel, stride;  // first row and channel in y; channels of y
+    std::int64_t row, channel, stride;  // first row and channel in y; stride: channels of y
 };
 
-// y[c] = clamp((t[c] g[c] + b[c]) >> shift), t[c] = round(2^(fraction + j) (C v[c] - M1) / isqrt(2^(2 j) D)),
-// v[c] = (x[c] - zero[c]) 2^alpha[c], M1 = sum v, D = C sum v^2 - M1^2 + epsilon, j the largest with 2^(2 j) D < 2^62.
-// Without centering, M1 = 0.
+// y[c] = clamp((t[c] * g[c] + b[c]) >> shift), where
+//     t[c] = round(2^(fraction + j) * (C * v[c] - M1) / isqrt(2^(2 * j) * D))
+//     v[c] = (x[c] - zero[c]) * 2^alpha[c], M1 = sum v, D = C * sum v^2 - M1^2 + epsilon
+// and j is the largest integer with 2^(2 * j) * D < 2^62. Without centering, M1 = 0.
 struct Norm {
     std::int64_t channels, epsilon;
     int shift, fraction;
@@ -77,19 +78,19 @@ struct Norm {
     const std::int32_t* zero;
     const std::int32_t* alpha;
     const std::int32_t* g;
-    const std::int64_t* b;  // b 2^b_shift + 2^(shift - 1)
-    bool fits_i32;          // every C v - M1 fits in i32, |t| < 2^30, shift >= 32 and fraction is 24
+    const std::int64_t* b;  // b * 2^b_shift + 2^(shift - 1)
+    bool fits_i32;          // every C * v - M1 fits in i32, |t| < 2^30, shift >= 32 and fraction is 24
     bool per_tensor;      // fits_i32, all alpha are 0, C is a multiple of 16 and v is x minus the offset below, as i16
     std::int16_t offset;  // per_tensor: the zero point, or any number if it cancels because of the centering
-    // Set by QuickNorm (quick_norm.h), or null. Each 16 elements of quick_b are those of the even channels, then those
-    // of the odd ones.
+    // Set by QuickNorm (quick_norm.h), or null. In each group of 16 elements of quick_b, the even channels precede the
+    // odd ones.
     const std::int32_t* quick_g;
     const std::int64_t* quick_b;
     int quick_shift;
 };
 
-// One row of a matrix product that is not fused: acc[n] += sum_k w[k] (b[n, k] - zero), or b[k, n] if b_rows.
-// Exact in i32 because the ops prove that the sum of all |w[k] (b - zero)| is below 2^31.
+// One row of a matrix product that is not fused: acc[n] += sum_k w[k] * (b[n, k] - zero), with b[k, n] if b_rows.
+// Exact in i32 because the ops prove that the sum of all |w[k] * (b - zero)| is below 2^31.
 struct RowProduct {
     const std::int32_t* w;
     std::int64_t inner, columns;  // K, N
@@ -110,7 +111,7 @@ struct Attention {
     int score_shift;
     enum Kind : std::uint8_t {
         LOG,       // log_softmax: code = round(log2(sum / e))
-        UNIFORM,   // softmax: code = round(e round(mult / sum) / 2^shift)
+        UNIFORM,   // softmax: code = round(e * round(mult / sum) / 2^shift)
         RELATIVE,  // row_codes: the code depends only on the distance to the largest score
     } kind;
     const std::int32_t* table;  // by distance to the largest score: exponentials e, or codes (RELATIVE)
@@ -119,16 +120,17 @@ struct Attention {
     std::int64_t softmax_mult;
     int softmax_shift;
     std::int32_t softmax_last;
-    const std::int16_t* weight;  // weight of each code, multiplied with v - v_zero
+    const std::int16_t* weight;  // weight of each code, by which v - v_zero is multiplied
     std::int32_t sign;           // -1: weights are stored negated, because 2^15 does not fit in i16
     std::int32_t masked_code;    // code of tokens in another region
-    // For vector code: RELATIVE: the code of each distance up to 255; low and high bytes of the weights of 16 codes.
+    // For vector code. code_by_distance: the code of each distance up to 255 (RELATIVE only). weight_low, weight_high:
+    // the low and high bytes of the weights of 16 codes.
     const std::uint8_t* code_by_distance;
     const std::uint8_t* weight_low;
     const std::uint8_t* weight_high;
-    const AttentionBytes* bytes;  // `table` and `weight`, padded to 256 entries, low and high bytes apart
+    const AttentionBytes* bytes;  // `table` and `weight`, padded to 256 entries, low and high bytes in separate arrays
     bool sixteen_codes;           // all codes are below 16
-    std::int64_t largest_weight;  // of all codes; > 0: each row is divided by the sum of its weights
+    std::int64_t largest_weight;  // over all codes; if > 0, each row is divided by the sum of its weights
     std::int32_t v_zero, y_zero, y_last;
     std::int64_t mult;
     int shift;

@@ -13,7 +13,7 @@
 namespace fqvit {
 
 // Packs w [O, K] into panels of `columns` outputs, [K / size][columns][size] each: the groups k..k + size - 1 of all
-// columns are next to each other. Pads K to a multiple of `step`, and O, with zeros.
+// columns are next to each other. Pads K to a multiple of `step` and O to a multiple of `columns`, with zeros.
 template <int size>
 AlignedVector<std::int8_t> pack_groups(const std::int8_t* w, std::int64_t outputs, std::int64_t inputs,
                                        std::int64_t columns, std::int64_t step) {
@@ -29,7 +29,7 @@ AlignedVector<std::int8_t> pack_groups(const std::int8_t* w, std::int64_t output
     return packed;
 }
 
-// The reverse of pack_quads.
+// The inverse of pack_quads.
 inline std::vector<std::int8_t> unpack_quads(const AlignedVector<std::int8_t>& packed, std::int64_t outputs,
                                              std::int64_t inputs, std::int64_t columns) {
     const std::int64_t panel = (inputs + 3) / 4 * 4 * columns;

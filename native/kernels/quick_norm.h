@@ -1,18 +1,18 @@
-// LayerNorm without exact quotients. Most codes y = (t g + b) >> shift do not depend on the last bits of t; if both
-// bounds of t g + b that are derived below give the same code, that code is y. Kernels recompute rows where the bounds
-// give different codes with exact quotients.
+// LayerNorm without exact quotients. Most codes y = (t * g + b) >> shift do not depend on the last bits of t; if both
+// bounds of t * g + b that are derived below give the same code, that code is y. Kernels use exact quotients to
+// recompute the rows in which the bounds give different codes.
 //
-// With the names of Norm (kernels.h), n = C v - M1, d = isqrt(4^j D) and t = round(tau) with tau = 2^(24 + j) n / d.
-// Let n' = floor(n 2^(j - 6)), rho = floor(2^61 / d) or 2^31 - 1 if that is less, and T = floor(n' rho / 2^32). Then
-// t - 2 T is one of -1 .. 4, because of two bounds:
-// - tau - n' rho / 2^31 is in (-1, 2): less than 1 comes from rho, because |n'| < 2^31, and less than 1 from the floor
-//   of n'.
-// - n' rho / 2^31 - 2 T is in [0, 2).
+// With the names of Norm (kernels.h), n = C * v - M1, d = isqrt(4^j * D) and t = round(tau) with
+// tau = 2^(24 + j) * n / d. Let n' = floor(n * 2^(j - 6)), rho = min(floor(2^61 / d), 2^31 - 1) and
+// T = floor(n' * rho / 2^32). Then t - 2 * T is one of -1 .. 4, because of two bounds:
+// - tau - n' * rho / 2^31 is in (-1, 2): less than 1 comes from rho, because |n'| < 2^31, and less than 1 from the
+//   floor of n'.
+// - n' * rho / 2^31 - 2 * T is in [0, 2).
 //
-// |n'| < 2^31 because |n| < 64 sqrt(D) and D 4^j < 2^62 (fits_i32). So (t g + b) / 2 is between T g + low and
-// T g + low + 5 |g| / 2 + 1/2 with low = floor((b + min(-g, 4 g)) / 2). All of this holds for g 2^m and b 2^m, too,
-// with a shift that is m larger. m is chosen so that |g 2^m| < 2^30: both bounds, divided by 2^32 and rounded down,
-// then differ by at most 1.
+// |n'| < 2^31 because |n| < 64 * sqrt(D) and D * 4^j < 2^62 (fits_i32). So (t * g + b) / 2 is between T * g + low and
+// T * g + low + 5 * |g| / 2 + 1/2 with low = floor((b + min(-g, 4 * g)) / 2). All of this also holds for g * 2^m and
+// b * 2^m, with a shift that is larger by m. m is chosen so that |g * 2^m| < 2^30: the two bounds, divided by 2^32 and
+// rounded down, then differ by at most 1.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace fqvit {
 // The constants of a Norm for this method. Must outlive the Norm.
 class QuickNorm {
 public:
-    // Sets norm.quick_g, quick_b and quick_shift if the method applies and rarely fails. largest: bound of |t g + b|
+    // Sets norm.quick_g, quick_b and quick_shift if the method applies and rarely fails. largest: bound of |t * g + b|
     void set(Norm& norm, std::int64_t largest) {
         norm.quick_g = nullptr;
         if (!norm.fits_i32 || norm.channels % 8 != 0) return;

@@ -1,7 +1,7 @@
 // One box of RoIAlign: a separable weighted sum over cells, first over the rows of the map, then over its columns.
 //
-//     strip[x, c] = (sum_y wy[y] (map[y, x, c] - zero) + 2^7) >> 8
-//     y[c] = clamp(requantize(sum_x wx[x] strip[x, c]) + head_zero)
+//     strip[x, c] = (sum_y wy[y] * (map[y, x, c] - zero) + 2^7) >> 8
+//     y[c] = clamp(requantize(sum_x wx[x] * strip[x, c]) + head_zero)
 //
 // Exact because the limits in core/roialign.h keep every sum below 2^31. Compilers vectorize the plain loops over
 // channels: core/roialign.cpp compiles them for every CPU, avx2/roialign_avx2.cpp for AVX2. neon/roialign_neon.cpp has
@@ -47,13 +47,13 @@ void align_boxes_neon(const RoiAlign& a, std::int64_t begin, std::int64_t end, R
 void find_weights(std::int64_t low, std::int64_t high, std::int64_t cell, std::int64_t bins, std::int64_t size,
                   std::vector<std::int64_t>& numerators, RoiAlignScratch::Axis& axis);
 
-// y[i] += weight (x[i] - zero)
+// y[i] += weight * (x[i] - zero)
 FQVIT_ALWAYS_INLINE void add_codes(std::int32_t* y, const std::uint8_t* x, std::int32_t weight, std::int32_t zero,
                                    std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) y[i] += weight * (x[i] - zero);
 }
 
-// y[i] += weight x[i]
+// y[i] += weight * x[i]
 FQVIT_ALWAYS_INLINE void add_scaled(std::int32_t* y, const std::int32_t* x, std::int32_t weight, std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) y[i] += weight * x[i];
 }

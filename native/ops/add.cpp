@@ -80,7 +80,7 @@ namespace {
 
 constexpr std::int64_t STAGED_ROWS = 8;  // rows of accumulators that are in the cache when the epilogue reads them
 
-// acc = (x - zero) 2^alpha for rows of codes.
+// acc = (x - zero) * 2^alpha for rows of codes.
 template <class T>
 void stage(const T* x, std::int64_t rows, std::int64_t channels, const std::int32_t* zero, const std::int32_t* alpha,
            std::int32_t* acc) {
@@ -192,7 +192,7 @@ void Add::fill_epilogue(const Term& acc, const Term& x) {
     x_zero_ = x.zero, x_alpha_ = x.alpha, x_mult_ = x.mult;
     requantization_ = RequantizationConstants({acc.mult.begin(), acc.mult.end()}, shift_, zero_, value.hi, nullptr);
     const auto [least, most] = std::minmax_element(shift_.begin(), shift_.end());
-    // alpha <= 14 also keeps (x - zero) 2^alpha within i32.
+    // alpha <= 14 also keeps (x - zero) * 2^alpha within i32.
     const bool fits = largest_of(x.alpha) <= 14;
     epilogue.low_half = *most <= 32 && (bound_ >> *least) < (std::int64_t{1} << 30) && fits;
     epilogue.high_half = *least >= 32 && bound_ < std::int64_t{1} << 62 && fits;

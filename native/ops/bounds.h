@@ -17,7 +17,8 @@ inline std::int64_t smallest_of(const std::vector<std::int32_t>& values) {
     return *std::min_element(values.begin(), values.end());
 }
 
-// An upper bound of |(x - zero) 2^alpha|, for the worst zero point and alpha of all channels, as in Program.verify().
+// Returns an upper bound of |(x - zero) * 2^alpha| for the worst-case zero point and alpha of all channels, as in
+// Program.verify().
 inline std::int64_t shifted_bound(const Value& x, const std::vector<std::int32_t>& zero,
                                   const std::vector<std::int32_t>& alpha) {
     return bound_shift(magnitude(x, smallest_of(zero), largest_of(zero)), static_cast<int>(largest_of(alpha)));

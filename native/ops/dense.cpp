@@ -94,8 +94,8 @@ void FusedTables::reorder(const std::vector<std::int32_t>& order) { starts_ = re
 
 namespace {
 
-// kernels.h has the formula of LayerNorm. |C v - M1| <= (isqrt(C) + 1) sqrt(D), so |t| <= (isqrt(C) + 1) 2^fraction.
-// Both also hold for M1 = 0.
+// kernels.h has the formula of LayerNorm. |C * v - M1| <= (isqrt(C) + 1) * sqrt(D), so
+// |t| <= (isqrt(C) + 1) * 2^fraction. Both bounds also hold for M1 = 0.
 class LayerNorm final : public Op {
 public:
     LayerNorm(const LayerNormFields& fields, Scope& scope) : kernels_(scope.kernels.kernels) {
@@ -131,7 +131,7 @@ public:
         for (std::int64_t c = 0; c < channels; ++c) {
             b_.push_back(data[channels + c] * (std::int64_t{1} << b_shift) + half);
         }
-        // |C v - M1| = |sum over c' of v - v[c']| <= C (largest v - smallest v)
+        // |C * v[c] - M1| = |sum over c' of (v[c] - v[c'])| <= C * (largest v - smallest v)
         const std::int64_t spread = bound_multiply(channels, 2 * v);
         const bool one_zero = smallest_of(zero_) == largest_of(zero_), no_alpha = largest_of(alpha_) == 0;
         norm_.channels = channels, norm_.epsilon = epsilon, norm_.shift = shift, norm_.fraction = fraction,
@@ -165,7 +165,7 @@ private:
     Norm norm_{};
 };
 
-// y[..., c] = clamp(requantize(sum over t >= skip of (x[..., t, c] - zero[c]) 2^alpha[c]) + y_zero)
+// y[..., c] = clamp(requantize(sum over t >= skip of (x[..., t, c] - zero[c]) * 2^alpha[c]) + y_zero)
 class Mean final : public Op {
 public:
     Mean(const MeanFields& fields, Scope& scope) : kernels_(scope.kernels.kernels->elementwise) {

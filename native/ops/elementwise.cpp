@@ -7,7 +7,7 @@
 namespace fqvit {
 namespace {
 
-// y = clamp(requantize((a - a_zero) (b - b_zero)) + y_zero). b repeats if it lacks leading axes of a.
+// y = clamp(requantize((a - a_zero) * (b - b_zero)) + y_zero). b is broadcast if it lacks leading axes of a.
 class Multiply final : public Op {
 public:
     Multiply(const MultiplyFields& fields, Scope& scope) : kernels_(scope.kernels.kernels->elementwise) {
@@ -94,8 +94,8 @@ public:
     }
 
 private:
-    // Finds, for each group of 8 channels, a vector of 8 channels that contains their partners. It exists if partners
-    // are neighbours, or if they are half a period apart.
+    // Finds, for each group of 8 channels, a vector of 8 channels that contains their partners. Such a vector exists
+    // if partners are neighbours, or if they are half a period apart.
     void find_vectors() {
         constexpr std::int64_t LANES = 8;
         rotation_.by_eights = rotation_.period % LANES == 0;
@@ -155,8 +155,8 @@ std::size_t tile_bytes(std::int64_t channels) {
     return round_up(static_cast<std::size_t>(TILE_ROWS * channels) * sizeof(std::int32_t), std::size_t{64});
 }
 
-// Returns n so that acc 2^n and shift + n give the same codes in Requantization::HIGH_HALF, or 0 if there is no such n.
-// Weights times 2^n must fit in i16.
+// Returns n so that acc * 2^n and shift + n give the same codes in Requantization::HIGH_HALF, or 0 if there is no such
+// n. Weights times 2^n must fit in i16.
 int find_lift(const std::vector<std::int64_t>& mult, const std::vector<std::int64_t>& shift, std::int64_t bound) {
     constexpr int MAX_LIFT = 7;
     int lift = 0;
@@ -198,7 +198,7 @@ Depthwise::Depthwise(const DepthwiseFields& fields, Scope& scope) : kernels_(sco
     const std::vector<std::int64_t> mult = read_as<std::int64_t>(mults, 0, MAX_MULT, "mult");
     std::vector<std::int64_t> shift = read_as<std::int64_t>(shifts, 1, MAX_SHIFT, "shift");
     const auto* w = weights.as<std::int8_t>();
-    std::int64_t bound = 0;  // also of partial sums, in any order
+    std::int64_t bound = 0;  // also bounds partial sums, in any order
     for (std::int64_t c = 0; c < channels_; ++c) {
         std::int64_t positive = 0, negative = 0;
         for (std::int64_t k = 0; k < taps_; ++k) {
@@ -238,7 +238,7 @@ std::size_t Depthwise::bytes() const {
            requantization_.bytes() + tables_.bytes();
 }
 
-// Scratch: accumulators of a few rows, then the addresses of the rows of x that one row of y needs.
+// Scratch: accumulators of a few rows, then pointers to the rows of x that one row of y needs.
 std::size_t Depthwise::scratch() const {
     return tile_bytes(channels_) + static_cast<std::size_t>(taps_ + 1) * sizeof(const std::uint8_t*);
 }

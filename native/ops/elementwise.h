@@ -15,7 +15,8 @@
 
 namespace fqvit {
 
-// acc[i, c] = sum over k of x[index[i, k], c] w[k, c] + bias[c], then codes or, after fusion, a table.
+// acc[i, c] = bias[c] + sum over k of x[index[i, k], c] * w[k, c], which is then requantized to codes. After fusion,
+// the codes are looked up in a table.
 class Depthwise final : public Op {
 public:
     Depthwise(const DepthwiseFields& fields, Scope& scope);

@@ -1,4 +1,4 @@
-// Linear as a blocked product: packs a block of rows, multiplies it with one panel of weights after the other, and
+// Linear as a blocked product: packs a block of rows, multiplies it by one panel of weights after the other, and
 // applies the epilogue to each tile of accumulators while it is in the L1 cache.
 #include <algorithm>
 #include <cstring>
@@ -18,7 +18,8 @@ constexpr int EXPONENT_BITS = 4;
 
 std::int64_t row_bytes(std::int64_t count, int width) { return (count * width + 7) / 8; }
 
-// Value i of a row of values of `width` bits, at most 8: the first one is in the lowest bits of byte 0.
+// Returns value i of a row of packed values. width: bits per value, at most 8. The first value is in the lowest bits of
+// byte 0.
 int packed_value(const std::uint8_t* row, std::int64_t i, int width) {
     const std::int64_t byte = i * width / 8;
     const int bit = static_cast<int>(i * width % 8);
@@ -31,7 +32,7 @@ void require_zero_padding(const std::uint8_t* row, std::int64_t count, int width
     require(used == 0 || row[row_bytes(count, width) - 1] >> used == 0, "packed weights: a padding bit is not 0");
 }
 
-// Unpacks weights of `width` bits: w = code 2^exponent, code in two's complement; without groups w = code.
+// Unpacks weights of `width` bits: w = code * 2^exponent, where code is in two's complement. Without groups, w = code.
 std::vector<std::int8_t> unpack_weights(const LinearFields& fields, std::int64_t inputs, Scope& scope,
                                         std::int64_t& outputs) {
     const std::int64_t group = fields.group == 0 ? inputs : in_range(fields.group, 2, MAX_GROUP, "group");
@@ -116,7 +117,7 @@ Linear::Linear(const LinearFields& fields, Scope& scope) : kernels_(scope.kernel
     require(bound_multiply(rows_, outputs_) <= MAX_ELEMENTS, "too large: ", rows_, " rows of ", outputs_, " outputs");
     const Constant bias = scope.constant(fields.y + ".bias", {DType::i32}, {outputs_});
     const auto* bias_data = bias.as<std::int32_t>();
-    // The range of sum_k x[k] w[k] + b for x in 0..x.hi, which also bounds every partial sum, in any order.
+    // The range of sum_k x[k] * w[k] + b for x in 0..x.hi, which also bounds every partial sum, in any order.
     std::vector<std::int64_t> lows, highs;
     std::int64_t lo = 0, hi = 0;
     for (std::int64_t o = 0; o < outputs_; ++o) {

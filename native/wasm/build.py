@@ -60,7 +60,7 @@ def package(name: str, remedy: str) -> Path:
 
 
 def exports() -> list[str]:
-    """Return the functions of fqvit.h and those for the memory of the caller."""
+    """Return the functions of fqvit.h, and malloc and free, with which callers manage memory inside the module."""
     declared = re.findall(r"^FQVIT_API [^;(]*?(fqvit_\w+)\(", (NATIVE / "include" / "fqvit.h").read_text(), re.MULTILINE)
     return sorted(declared) + ["malloc", "free"]
 
@@ -103,7 +103,7 @@ class Build:
         return to
 
     def runtime(self) -> list[concurrent.futures.Future[Path]]:
-        """Compile the parts of LLVM's C++ library that the engine uses, with exceptions."""
+        """Compile the parts of LLVM's C++ library that the engine uses, with C++ exceptions enabled."""
         lib = self.zig / "lib"
         folders = [f"-I{lib / name}" for name in ("libcxxabi/include", "libcxx/src", "libunwind/include", "libunwind/src")]
         flags = ("-Os", "-DNDEBUG", "-fvisibility=hidden", "-fvisibility-inlines-hidden", *folders)

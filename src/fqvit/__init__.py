@@ -1,10 +1,8 @@
 """Public Python API of fqvit: quantize vision transformers to integer-only programs and run them.
 
-Each name is imported on first use. Running a saved program needs no torch; load_model, calibrate and lower import it.
+Each name is imported on first use. Running a saved program needs no torch; quantizing imports it.
 
-    model = fqvit.load_model("deit_tiny", "deit_tiny.safetensors")
-    program = fqvit.lower(model, fqvit.calibrate(model, images, fqvit.load_recipe("fq-vit")))
-    program.save("deit_tiny.fqvit")
+    fqvit.quantize("deit_tiny_patch16_224.safetensors", "photos").save("deit_tiny.fqvit")
     fqvit.load("deit_tiny.fqvit").classify("cat.jpg")
 """
 
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from fqvit.inference.search import nearest as nearest
     from fqvit.ir.program import Program as Program
     from fqvit.lowering.lower import lower as lower
+    from fqvit.lowering.quantize import quantize as quantize
     from fqvit.models.load import FloatModel as FloatModel
     from fqvit.quant.calibrate import calibrate as calibrate
     from fqvit.quant.calibration import Calibration as Calibration
@@ -60,6 +59,7 @@ _HOMES = {
     "lower": "fqvit.lowering.lower",
     "measure": "fqvit.evaluate.accuracy",
     "nearest": "fqvit.inference.search",
+    "quantize": "fqvit.lowering.quantize",
 }
 
 __all__ = [
@@ -85,6 +85,7 @@ __all__ = [
     "lower",
     "measure",
     "nearest",
+    "quantize",
     "runtime",
 ]
 

@@ -8,7 +8,7 @@ LONGEST = 2000  # characters; a name in an untrusted file may be longer
 
 
 class FqvitError(Exception):
-    """An error with a message of one line: `<thing>: <what was found>, expected <what>. <what to do>.`
+    """An error with a one-line message: `<thing>: <what was found>, expected <what>. <what to do>.`
 
     The command line prints it without a traceback and exits with code 2.
     """

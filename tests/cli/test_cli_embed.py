@@ -68,7 +68,7 @@ def test_inputs_are_not_overwritten(tmp_path: Path) -> None:
     place = tar_of(tmp_path / "tars" / "x.tar", range(3)).parent
     before = {path.name: path.read_bytes() for path in place.iterdir()}
     for out in (place, f"{place}/", f"{place}/../tars/"):
-        assert_rejected(fqvit("embed", TOKENS, place, "-o", out, "--format", "safetensors"), "has the input x.tar")
+        assert_rejected(fqvit("embed", TOKENS, place, "-o", out, "--format", "safetensors"), "contains the input x.tar")
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
 
 

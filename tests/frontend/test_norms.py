@@ -1,4 +1,4 @@
-"""Handlers of normalisations, as one op and as several."""
+"""Test the handlers of normalizations that are written as one op or as several."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_batch_norm_is_folded_into_the_following_layer() -> None:
     assert kinds(captured(model)) == ["Patches", "Gelu", "Linear", "Route"]
 
 
-def test_batch_norm_between_functions_is_a_step_of_its_own() -> None:
+def test_batch_norm_between_activations_becomes_one_leaf() -> None:
     model = Maps(lambda x: x, norm=nn.BatchNorm2d(8))
     model.body = lambda x, layers: F.silu(layers["norm"](F.gelu(x)))
     assert kinds(captured(model))[:4] == ["Patches", "Gelu", "Depthwise", "Activation"]

@@ -15,7 +15,7 @@ def test_layer_scale_is_folded_into_the_layer_before() -> None:
     assert kinds(captured(model)) == ["Patches", "Gelu", "Linear", "Add"]
 
 
-def test_a_factor_that_only_one_reader_uses_is_a_step_of_its_own() -> None:
+def test_a_factor_that_only_one_reader_uses_becomes_one_leaf() -> None:
     model = Tokens(lambda x: x, fc=nn.Linear(8, 8))
 
     def body(x: Tensor, layers: nn.ModuleDict) -> Tensor:

@@ -124,3 +124,47 @@ def test_errors_name_the_wrong_image(tmp_path: Path) -> None:
 def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match="no such file|cannot be read|No such file"):
         load(tmp_path / "none.fqvit")
+
+
+def test_classifications_print_as_tables_with_probabilities(tmp_path: Path) -> None:
+    paths = pictures(tmp_path, 3)
+    model = load(CLASSIFIER)
+    one, every = model.classify(paths[0], top=2), model.classify(tmp_path)
+    lines = repr(one).splitlines()
+    assert lines[0] == str(paths[0]) and lines[1].split() == ["name", "class", "probability", "logit"] and len(lines) == 5
+    assert [line.split()[0] for line in repr(every).splitlines()[2:]] == list(map(str, paths))
+    assert every == model.classify(paths) and isinstance(every, list)
+    full = model.classify(paths[0], top=1000)
+    assert abs(sum(score.probability for score in full) - 1) < 1e-9
+    assert full[0].probability / full[1].probability == pytest.approx(np.exp(full[0].logit - full[1].logit))
+    assert repr(model.classify([])) == "no images"
+    with pytest.raises(FqvitError, match="top: 0, expected at least 1"):
+        model.classify(paths[0], top=0)
+
+
+def test_detections_print_as_a_table(tmp_path: Path) -> None:
+    found = load(DETECTOR).detect(Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3)).astype(np.uint8)))
+    lines = repr(found).splitlines()
+    assert lines[0] == f"{len(found.labels)} objects in 90 x 60 pixels"
+    assert lines[1].split() == ["object", "score", "left", "top", "right", "bottom"]
+
+
+def test_models_print_their_name_purpose_and_file() -> None:
+    assert repr(load(CLASSIFIER)).startswith(f"distilled: gives logits ({CLASSIFIER}, fingerprint ")
+    assert repr(load(DETECTOR)).startswith("mask_rcnn: detects objects (")
+
+
+def test_run_returns_all_outputs_by_name() -> None:
+    model = load(TOKENS)
+    pixels = np.zeros((2, *model.engine.input_shape), np.uint8)  # type: ignore[attr-defined]
+    assert list(model.run(pixels)) == list(model.run(pixels, ["tokens"])) == ["tokens"]
+    with pytest.raises(FqvitError, match=r"has no run\(\)"):
+        load(DETECTOR).run(pixels)
+
+
+@pytest.mark.parametrize("wrong", [3, None, b"x"], ids=str)
+def test_images_and_files_of_the_wrong_kind_are_rejected(wrong: object) -> None:
+    with pytest.raises(FqvitError, match="expected"):
+        load(CLASSIFIER).classify(wrong)  # type: ignore[call-overload]
+    with pytest.raises(FqvitError, match="expected a .fqvit file, hf:ORG/NAME or a Program"):
+        load(wrong)  # type: ignore[arg-type]

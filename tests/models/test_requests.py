@@ -33,7 +33,7 @@ BAD = {
     "embedding:u8:u8": "a modifier is listed twice",
     "embedding:u8:u16": "more than one of u8, u16 and i32",
     "embedding:i32:l2": "i32 is the accumulator itself. Leave out l2",
-    "embedding:l2:sign": "sign bits have no width and no length. Leave out l2",
+    "embedding:l2:sign": "sign cannot be combined with other modifiers. Leave out l2",
     "embedding:u16:sign": "Leave out u16",
     "logits:u8": "logits are always i32. Leave out u8",
     "tokens:sign": "sign bits are for one vector per image, expected embedding, class or mean",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -30,7 +32,7 @@ from fqvit.quant.calibrate import (
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.plan import plan
 from fqvit.quant.qparams import affine
-from fqvit.quant.recipe import RECIPES, SiteRule
+from fqvit.quant.recipe import RECIPES, SiteRule, load_recipe
 from fqvit.quant.simulate import Simulation
 from tests.factories import MODELS, calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
@@ -330,3 +332,30 @@ def test_layers_with_zero_weights_can_be_calibrated() -> None:
             leaf.bias.zero_()
     for recipe in ("fqvit", "w4"):
         lower(model, calibration_of(model, recipe))
+
+
+def test_a_terminal_shows_progress_by_default_and_none_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    model = float_model("vit")
+    images = images_for(model.preprocess, 20)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    for given in ([images], iter(images), list(images)):
+        monkeypatch.setattr(sys, "stderr", screen := Terminal())
+        calibrate(model, given)
+        assert "calibrating" in screen.getvalue() and ("2/2" in screen.getvalue() or "2/?" in screen.getvalue())
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    calibrate(model, [images], progress=None)
+    assert screen.getvalue() == ""
+
+
+def test_recipes_may_be_given_by_name_and_models_must_be_loaded() -> None:
+    model = float_model("vit")
+    images = [images_for(model.preprocess, 4)]
+    assert calibrate(model, images, "minmax").to_json() == calibrate(model, images, load_recipe("minmax")).to_json()
+    assert calibrate(model, images).recipe == load_recipe("fqvit") == load_recipe()
+    with pytest.raises(FqvitError, match="model: str, expected the result of load_model"):
+        calibrate("vit", images)  # type: ignore[arg-type]

@@ -70,6 +70,8 @@ def test_invalid_scales_levels_and_zero_points_are_rejected(calibration: Calibra
         (calibration, "blocks.0.attn.qkv", {"zero": np.array([0, 256, 0])}, "zero point 256, expected at most 255 for 8 bits"),
         (ours, "blocks.0.norm1", {"scale": np.ones(11), "zero": np.zeros(11, np.int64)}, "11 channels, but tiny has 12"),
         (ours, "blocks.0.attn.softmax", {"levels": tuple(range(15))}, "15 levels, expected 16 for 4 bits"),
+        (calibration, "blocks.0.attn.softmax", {"octave": 2}, "codes that are only simulated"),
+        (calibration, "blocks.0.mlp.act", {"bits": 12, "grid": tuple(range(0, 4096, 16))}, "codes that are only simulated"),
     ]
     for whole, name, change, message in cases:
         sites = {**whole.sites, name: dataclasses.replace(whole.sites[name], **change)}

@@ -1,4 +1,4 @@
-"""Every figure is well-formed SVG, has a description and escapes names from files, also at unusual sizes."""
+"""Every figure is well-formed SVG, has a description and escapes names from files, even at unusual sizes."""
 
 from __future__ import annotations
 

@@ -103,6 +103,30 @@ def test_the_table_is_written_as_markdown_csv_and_json(tmp_path: Path) -> None:
     assert again["reused"] == 2 and again["rows"] == saved["rows"] and again["failed"] == []
 
 
+@pytest.mark.parametrize("name, shown", [("ptq4vit", "PTQ4ViT *"), ("repq-vit", "RepQ-ViT *")])
+def test_simulated_baselines_are_rows_of_the_table(
+    name: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fqvit.quant.methods.hessian.FACTORS", np.linspace(0.3, 1.2, 10))
+    monkeypatch.setattr("fqvit.quant.methods.hessian.START", 8)
+    monkeypatch.setattr("fqvit.quant.methods.hessian.ROUNDS", 1)
+    monkeypatch.setattr("fqvit.quant.methods.hessian.IMAGES", 8)
+    words = ("--methods", f"{name}@8/8/8,{name}@6/6/6", "--cache", tmp_path / "cells", "-o", tmp_path / "t.md", "--json")
+    rows = fqvit(*SMALL, *words).json["rows"]
+    assert [(row["method"], row["bits"], row["runs"]) for row in rows[1:]] == [
+        (f"{name}@{bits}", bits, "simulation") for bits in ("8/8/8", "6/6/6")
+    ]
+    assert all(row["agreement"] >= 90 for row in rows) and f"| {shown} " in (tmp_path / "t.md").read_text()
+    assert published("deit_small_patch16_224", name, "6/6/6") == {"ptq4vit": 76.28, "repq-vit": 78.90}[name]
+
+
+def test_a_recipe_file_with_a_size_limit_is_a_row_of_the_table(tmp_path: Path) -> None:
+    recipe = tmp_path / "small.toml"
+    recipe.write_text('base = "auto"\nrounding = "nearest"\nmax_size = 420000\n')
+    (_, row) = fqvit(*SMALL, "--methods", recipe, "--cache", tmp_path / "cells", "--json").json["rows"]
+    assert row["method"] == "small" and row["runs"] == "integer" and 300_000 < row["file_bytes"] <= 420_000
+
+
 def test_a_failed_cell_is_named_and_the_others_are_printed(tmp_path: Path) -> None:
     recipe = tmp_path / "stray.toml"
     recipe.write_text('base = "minmax"\n[sites."no.such.site"]\nbits = 8\n')

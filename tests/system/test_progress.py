@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
@@ -69,3 +70,36 @@ def test_work_without_steps_shows_its_label_on_a_terminal_only(
     with busy("capturing"):
         pass
     assert "capturing" in screen.getvalue()
+
+
+class Notebook:
+    """A stand-in for IPython in a notebook. shown: everything that was displayed, in order"""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+        self.shown: list[str] = []
+        package, displays = ModuleType("IPython"), ModuleType("IPython.display")
+        package.get_ipython = type(shell, (), {})  # type: ignore[attr-defined]
+        displays.display = self.display  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "IPython", package)
+        monkeypatch.setitem(sys.modules, "IPython.display", displays)
+
+    def display(self, data: dict[str, str], raw: bool, display_id: bool) -> Notebook:
+        self.update(data, raw)
+        return self
+
+    def update(self, data: dict[str, str], raw: bool) -> None:
+        assert raw and "<progress" in data["text/html"]
+        self.shown.append(data["text/plain"])
+
+
+def test_a_notebook_shows_a_bar_below_its_cell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = Notebook(monkeypatch, "ZMQInteractiveShell")
+    assert list(track(range(3), 3, "calibrating")) == [0, 1, 2]
+    assert notebook.shown[0] == "calibrating: 0 of 3, 0 s" and notebook.shown[-1].startswith("calibrating: 3 of 3")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_ipython_in_a_terminal_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = Notebook(monkeypatch, "TerminalInteractiveShell")
+    assert list(track(range(3), 3, "calibrating")) == [0, 1, 2]
+    assert notebook.shown == []

@@ -25,7 +25,7 @@ class EngineError(Exception):
 
 
 class Trap(Exception):
-    """The module trapped, which is a bug: every error has a message."""
+    """The module trapped. This is a bug: modules must report every error as a message."""
 
 
 def node() -> str:

@@ -99,7 +99,7 @@ FQVIT_AVX2 void rotary(const Rotation& rotation, const std::int32_t* table, cons
     }
 }
 
-// 16 channels of two taps: vpmaddwd multiplies both codes of a channel with their weights and adds the products.
+// Adds two taps of 16 channels: vpmaddwd multiplies the two codes of a channel by their weights and adds the products.
 FQVIT_INLINE void add_pair(__m128i even, __m128i odd, const std::int32_t* weights, __m256i (&acc)[2]) {
     const __m256i low = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(even, odd));
     const __m256i high = _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(even, odd));
@@ -107,7 +107,7 @@ FQVIT_INLINE void add_pair(__m128i even, __m128i odd, const std::int32_t* weight
     acc[1] = _mm256_add_epi32(acc[1], _mm256_madd_epi16(high, load(weights + LANES)));
 }
 
-// 8 channels, for any codes.
+// Computes 8 channels, for u8 or u16 codes.
 template <bool wide>
 FQVIT_AVX2 void depthwise_eight(const Taps& taps, const std::uint8_t* const* rows, std::int64_t c, std::int32_t* acc) {
     __m256i sum = _mm256_setzero_si256();

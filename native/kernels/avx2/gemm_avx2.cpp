@@ -1,4 +1,4 @@
-// acc[m, o] = sum_k x[m, k] w[o, k] with AVX2, by vpmaddubsw. Exact, although this instruction saturates.
+// acc[m, o] = sum_k x[m, k] * w[o, k] with AVX2's vpmaddubsw. Exact, although this instruction saturates.
 //
 // vpmaddubsw multiplies 32 pairs of bytes and adds adjacent products in i16, saturating. Activations are at most 255,
 // so the sum in a lane is exact if its positive weights add up to at most 128 and its negative ones to at least -128,
@@ -6,8 +6,8 @@
 // can add the two results in i16 before one vpmaddwd widens them to i32. Trained weights rarely meet the limit in their
 // original order, so packing rearranges them for each panel of 8 outputs:
 //  - Inputs are packed in quads k..k+3. The block of activations stores each quad as 8 bytes, x0 x2 x1 x3 x0 x1 x2 x3.
-//    The four bytes at offsets 0, 1 and 4 are the three ways to pair the inputs of the quad; offset 3 is the pairing of
-//    offset 1 with its two lanes swapped.
+//    The four bytes that start at offset 0, 1 or 4 are the three ways to pair the inputs of the quad; those that start
+//    at offset 3 are the pairing of offset 1 with its two lanes swapped.
 //  - A quad that meets the limit in no pairing is split into two quads: weights clipped to the limit, and the rest.
 //  - Two quads that meet the limit together form a double (per row 5 arithmetic instructions for 64 products);
 //    a quad without a partner is a single (3 instructions for 32 products).
@@ -39,7 +39,7 @@ constexpr int QUAD = ROWS * CELL;   // bytes of one quad of all rows
 constexpr int K_BLOCK = 192;        // quads; their cells fit in the L1 cache and their offsets in u16
 constexpr int LIMIT = 128;          // 255 * 128 < 2^15
 constexpr int MAX_CANDIDATES = 40;  // partners tried per quad
-constexpr int PREFETCH = 1024;      // bytes of weights that are loaded ahead of their use
+constexpr int PREFETCH = 1024;      // prefetch distance, in bytes of weights
 static_assert(ROWS * COLUMNS <= MAX_TILE && K_BLOCK * QUAD <= 65536);
 
 constexpr int PAIRINGS = 4;
@@ -205,7 +205,7 @@ public:
         // An eighth more than the weights, for quads that are split.
         weights_.reserve(static_cast<std::size_t>((outputs + COLUMNS - 1) / COLUMNS * COLUMNS * quads * 4 * 9 / 8));
         panels_ = static_cast<std::size_t>((outputs + COLUMNS - 1) / COLUMNS);
-        // In the order in which a product reads them.
+        // Pack the K-blocks in the order in which a product reads them.
         for (std::int64_t quad = 0; quad < quads; quad += K_BLOCK) {
             for (std::int64_t first = 0; first < outputs; first += COLUMNS) {
                 pack_k_block(w, outputs, first, quad, static_cast<int>(std::min<std::int64_t>(K_BLOCK, quads - quad)));
@@ -252,7 +252,7 @@ private:
             if (quad.fits == 0) quads_.push_back(split(quad));
             quads_.push_back(quad);
         }
-        // Sorted by descending size, then by index: both in one integer.
+        // Sort by descending size, then by index; one integer holds both sort keys.
         order_.clear();
         for (std::size_t i = 0; i < quads_.size(); ++i) {
             order_.push_back(~quads_[i].size << 16 | static_cast<std::uint32_t>(i));

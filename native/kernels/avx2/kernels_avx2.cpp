@@ -75,7 +75,7 @@ FQVIT_AVX2 void epilogue_requantize(const Epilogue& e, const Tile& tile, const s
     if (e.kind == Epilogue::LOOKUP) {
         const __m256i zero = _mm256_setzero_si256(), last = _mm256_set1_epi32(q.last);
         const __m256i starts = load(e.starts + channel);
-        // All rows first, so that no load waits for the store of its index.
+        // Compute the indices of all rows first, so that no load waits for the store of its index.
         alignas(32) std::uint32_t entry[MAX_ROWS * LANES];
         for (; r < rows; r += MAX_ROWS, at += MAX_ROWS * stride) {
             const int count = rows - r < MAX_ROWS ? rows - r : MAX_ROWS;
@@ -113,8 +113,8 @@ FQVIT_INLINE __m256i load_residual(const Residual& x, std::int64_t at) {
     }
 }
 
-// ADD on 8 valid columns: round_shift((acc + bias) mult + (x - x_zero) 2^alpha x_mult, shift). For shifts of at most
-// 32, the shifted sum fits in i32 (Epilogue::low_half), so a logical shift is enough. Otherwise, the high half is
+// ADD on 8 valid columns: round_shift((acc + bias) * mult + (x - x_zero) * 2^alpha * x_mult, shift). For shifts of at
+// most 32, the shifted sum fits in i32 (Epilogue::low_half), so a logical shift is enough. Otherwise, the high half is
 // shifted.
 FQVIT_AVX2 void epilogue_add(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel,
                              void* y) {
@@ -162,7 +162,7 @@ FQVIT_AVX2 void epilogue(const Epilogue& e, const Tile& tile, void* y) {
     }
 }
 
-// (x - zero) 2^alpha of 8 channels, as i32
+// (x - zero) * 2^alpha of 8 channels, as i32
 FQVIT_INLINE __m256i shifted_codes(const Norm& norm, const void* x, std::int64_t at, std::int64_t c) {
     const __m256i codes = norm.wide_in ? from_u16(static_cast<const std::uint16_t*>(x) + at)
                                        : from_u8(static_cast<const std::uint8_t*>(x) + at);
@@ -174,9 +174,9 @@ FQVIT_INLINE std::int64_t sum_of(__m256i v) {
     return _mm_cvtsi128_si64(both) + _mm_extract_epi64(both, 1);
 }
 
-// t g + b of four channels as i64, with t = round(n 2^s / d) exactly.
-// The estimate q = round(n rho / 2^(61 - s)) with rho = floor(2^61 / d) differs from t by at most 1, because
-// |t| < 2^30. The sign of the remainder n 2^s - q d, computed modulo 2^64, corrects it.
+// t * g + b of four channels as i64, with t = round(n * 2^s / d) exactly.
+// The estimate q = round(n * rho / 2^(61 - s)) with rho = floor(2^61 / d) differs from t by at most 1, because
+// |t| < 2^30. The remainder n * 2^s - q * d, computed modulo 2^64, shows how to correct q.
 struct Divider {
     __m256i rho, bias, unbias, d_less_1, d, d_half;
     __m128i shift_right, shift_left;  // 61 - s, s
@@ -199,7 +199,7 @@ FQVIT_INLINE NormMoments moments(const Norm& norm, const void* x, std::int64_t f
     __m256i m1 = _mm256_setzero_si256(), m2 = m1;
     for (std::int64_t c = 0; c < norm.channels; c += LANES) {
         const __m256i v = shifted_codes(norm, x, first + c, c), odd = _mm256_srli_epi64(v, 32);
-        m1 = _mm256_add_epi32(m1, v);  // fits in i32: C |v| < 2^31
+        m1 = _mm256_add_epi32(m1, v);  // fits in i32: C * |v| < 2^31
         m2 = _mm256_add_epi64(m2, _mm256_add_epi64(_mm256_mul_epi32(v, v), _mm256_mul_epi32(odd, odd)));
     }
     const __m256i wide = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(m1)),
@@ -233,7 +233,7 @@ FQVIT_INLINE NormMoments per_tensor_moments(const Norm& norm, const void* x, std
 
 FQVIT_INLINE Divider make_divider(const NormScale& row) {
     const int s = 24 + row.j, k = 61 - s;
-    const std::int64_t top = std::int64_t{1} << 62;  // |n rho| < 2^62, so the sum is not negative and does not wrap
+    const std::int64_t top = std::int64_t{1} << 62;  // |n * rho| < 2^62, so the sum is not negative and does not wrap
     Divider divide;
     divide.rho = _mm256_set1_epi64x(row.rho);
     divide.bias = _mm256_set1_epi64x(top + (std::int64_t{1} << (k - 1)));
@@ -261,12 +261,12 @@ struct ExactStore {
     }
 };
 
-// Stores the results for the lower bound of t g + b in quick_norm.h, and notes whether the upper bound gives different
-// results.
+// Stores the results for the lower bound of t * g + b in quick_norm.h, and records whether the upper bound gives
+// different results.
 struct QuickStore {
     const Norm& norm;
     __m256i rho, doubt = _mm256_setzero_si256();
-    __m128i left, right, shift;  // n' = n 2^left / 2^right
+    __m128i left, right, shift;  // n' = n * 2^left / 2^right
 
     FQVIT_AVX2 QuickStore(const Norm& n, const NormScale& row)
         : norm(n),
@@ -290,7 +290,7 @@ struct QuickStore {
     }
 };
 
-// Calls store with n = C v - M1 of 8 channels at a time.
+// Calls store with n = C * v - M1 of 8 channels at a time.
 template <class Store>
 FQVIT_INLINE void normalize(const Norm& norm, const NormScale& row, const void* x, void* y, std::int64_t first,
                             Store&& store) {

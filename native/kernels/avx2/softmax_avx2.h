@@ -58,7 +58,7 @@ public:
         steps_ = 0;
     }
 
-    // Prepares look_up_steps if codes never decrease with the distance and increase slowly enough that this is faster.
+    // Prepares look_up_steps if codes never decrease with the distance and increase so slowly that it beats look_up.
     FQVIT_AVX2 void find_steps(const std::uint8_t* by_distance) {
         constexpr int MAX_STEPS = 6;
         alignas(16) std::uint8_t first[16] = {}, before[MAX_STEPS][16];
@@ -129,7 +129,7 @@ private:
         return _mm256_cmpgt_epi8(_mm256_set1_epi8(static_cast<char>(count)), load(indices));
     }
 
-    // Table i holds distances 16 i .. 16 i + 15. vpshufb returns 0 if bit 7 of the index is set, and a saturating
+    // Table i holds distances 16 * i .. 16 * i + 15. vpshufb returns 0 if bit 7 of the index is set, and a saturating
     // addition of 0x70 sets bit 7 of every index above 15.
     FQVIT_INLINE __m256i look_up(__m256i distance) const {
         const __m256i sixteen = _mm256_set1_epi8(16), bit_7_past_15 = _mm256_set1_epi8(0x70);
@@ -141,7 +141,7 @@ private:
         return code;
     }
 
-    // The code of distance 16 i + j is the first one of block i, plus the number of steps before j.
+    // The code of distance 16 * i + j is the first code of block i plus the number of steps before position j.
     FQVIT_INLINE __m256i look_up_steps(__m256i distance) const {
         const __m256i low_bits = _mm256_set1_epi8(15);
         const __m256i block = _mm256_and_si256(_mm256_srli_epi16(distance, 4), low_bits);
@@ -159,7 +159,7 @@ private:
     __m256i codes_[16], low_, high_;
 };
 
-// The sum of the exponentials of a row whose scores of other regions are 0.
+// Returns the sum of the exponentials of a row in which the scores of other regions have been set to 0.
 FQVIT_AVX2 std::int64_t sum_exponentials(const Attention& head, const std::uint8_t* row, std::uint8_t top,
                                          const std::uint8_t* region, std::uint8_t query_region) {
     const std::int32_t* by_score = head.bytes->reversed + 255 - top;
@@ -180,15 +180,15 @@ FQVIT_INLINE __m256i greater_u32(__m256i a, __m256i b) {
     return _mm256_xor_si256(_mm256_cmpeq_epi32(_mm256_min_epu32(a, b), a), _mm256_set1_epi32(-1));
 }
 
-// LOG: sets the codes of the first `distances` distances. The code of e > 0 is 0 if 2 sum < 3 e, else
-// 1 + floor(log2((2 sum + e) / (3 e))): see softmax_row, whose conditions say the same. sum <= 2^30, so 2 sum + e fits
-// in u32. e = 0 gives a large code because of its top_bit.
+// LOG: sets the codes of the first `distances` distances. The code of e > 0 is 0 if 2 * sum < 3 * e,
+// else 1 + floor(log2((2 * sum + e) / (3 * e))). This is equivalent to the conditions in softmax_row. sum <= 2^30, so
+// 2 * sum + e fits in u32. e = 0 gives a large code because of its top_bit.
 FQVIT_AVX2 void log_codes(const Attention& head, std::int64_t sum, std::int64_t distances, std::uint8_t* by_distance) {
     const AttentionBytes& bytes = *head.bytes;
     const auto twice = static_cast<std::uint32_t>(2 * sum);
     const int top_bit = std::bit_width(twice) - 1;
     const __m256i twice_sum = _mm256_set1_epi32(static_cast<int>(twice)), top_bits = _mm256_set1_epi32(top_bit);
-    // All numbers with a higher top bit are above this one.
+    // All numbers with a higher most significant bit are above this one.
     const __m256i limit = _mm256_set1_epi32(static_cast<int>(0xffffffffu >> (31 - top_bit)));
     const __m256i last = _mm256_set1_epi8(static_cast<char>(head.softmax_last)), one = _mm256_set1_epi32(1);
     for (std::int64_t d = 0; d < distances; d += 32) {
@@ -233,8 +233,8 @@ FQVIT_AVX2 void softmax_row(const Attention& head, const std::uint8_t* row, std:
         std::int64_t code = 0;
         for (std::int64_t d = 0; d <= farthest; ++d) {
             const std::int64_t e = head.table[d];
-            // The code of q = floor((sum + e / 2) / e) is above c if and only if q >= 2 (c = 0) or q >= 3 2^(c - 1).
-            // Multiplied by e, that needs no division.
+            // The code of q = floor((sum + e / 2) / e) is above c if and only if q >= 2 (for c = 0) or
+            // q >= 3 * 2^(c - 1) (for c > 0). Multiplying both sides by e avoids the division.
             if (!head.table_decreases) code = 0;
             const auto exceeds = [&] {
                 return e == 0 || sum >= (code == 0 ? 2 : std::int64_t{3} << (code - 1)) * e - e / 2;

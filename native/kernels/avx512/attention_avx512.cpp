@@ -1,14 +1,14 @@
 // One head of attention with AVX-512, up to six rows at a time, so that scores and weights stay in the L1 cache.
 //     scores = requantize(Q K^T + bias)   weights = softmax(scores)   y = requantize(weights V)
 //
-// Both products use vpdpbusd, which multiplies u8 by i8. Keys and values are stored minus 128, and the products are
-// corrected by terms per row and per column:
-//     sum (q - q_zero) (k - k_zero) = sum q (k - 128) + (128 - k_zero) sum q - q_zero sum (k - k_zero)
-//     sum w (v - v_zero) = sum w' (v - 128) + (128 - v_zero) sum w' + w_min sum (v - v_zero), w' = w - w_min
+// Both products use vpdpbusd, which multiplies u8 by i8. Packing subtracts 128 from keys and values, and the products
+// are corrected by terms per row and per column:
+//     sum (q - q_zero) * (k - k_zero) = sum q * (k - 128) + (128 - k_zero) * sum q - q_zero * sum (k - k_zero)
+//     sum w * (v - v_zero) = sum w' * (v - 128) + (128 - v_zero) * sum w' + w_min * sum (v - v_zero), w' = w - w_min
 // where w_min is the smallest weight.
-// w' = high 2^split + low, two bytes: the sum over the high bytes is computed first and shifted, then the sum over the
-// low bytes is added to it. Blocks of 64 tokens whose bytes are 0 in all rows are skipped. Every step is exact modulo
-// 2^32, and the ops prove that the final sums fit in i32.
+// w' is stored as two bytes, w' = high * 2^split + low: the sum over the high bytes is computed first and shifted, then
+// the sum over the low bytes is added to it. Blocks of 64 tokens whose bytes are 0 in all rows are skipped. Every step
+// is exact modulo 2^32, and the ops prove that the final sums fit in i32.
 //
 // Keys and values are packed once per head in panels of 16, 32 or 64 columns, in quads of four consecutive elements of
 // the reduction. A tile of 6 rows x 64 columns has 24 accumulators, 4 vectors of keys or values, and 1 of queries or
@@ -57,7 +57,7 @@ struct Layout {
     }
 };
 
-// clamp((acc mult + addend) >> (32 + shift), 0, last) of 16 lanes, for vectors of 64 codes.
+// clamp((acc * mult + addend) >> (32 + shift), 0, last) of 16 lanes, for vectors of 64 codes.
 struct Requantizer {
     Vector mult, addend, shift, last;
 
@@ -101,7 +101,7 @@ struct Tile {
         ((acc[i] = add_i32(load(columns + i % N * 16), broadcast_i32(rows + i / N))), ...);
     }
 
-    // acc = 2^split acc + columns + rows
+    // acc = 2^split * acc + columns + rows
     template <int... i>
     FQVIT_INLINE void add_terms(const std::int32_t* splits, const std::int32_t* columns, const std::int32_t* rows,
                                 std::integer_sequence<int, i...>) {
@@ -118,7 +118,7 @@ struct Tile {
          ...);
     }
 
-    // The micro-kernel: acc[r] += sum over quads of a[r] b. stride: bytes between rows of a; b: i8 [quads][16 N][4]
+    // The micro-kernel: acc[r] += sum over quads of a[r] * b. stride: bytes between rows of a; b: i8 [quads][16 * N][4]
     template <int stride>
     FQVIT_INLINE void multiply(const std::uint8_t* a, const std::int8_t* b, std::int64_t quads) {
         for (; quads > 0; --quads, a += 4, b += 64 * N) {
@@ -222,7 +222,7 @@ FQVIT_AVX512 void multiply_values(const ValueTile& job) {
     store_values(job, tile, std::make_integer_sequence<int, R>());
 }
 
-// Kernels by the number of rows, 6 or 1, and of columns: 16, 32 or 64.
+// Kernels by number of rows (6 or 1) and number of columns (16, 32 or 64).
 struct RowKernels {
     void (*scores[3])(const ScoreTile&);
     void (*values[3])(const ValueTile&);
@@ -232,12 +232,12 @@ constexpr RowKernels ROW_KERNELS = {{compute_scores<R, 1>, compute_scores<R, 2>,
                                     {multiply_values<R, 1>, multiply_values<R, 2>, multiply_values<R, 4>}};
 constexpr int by_columns(std::int64_t columns) { return columns == 64 ? 2 : columns == 32 ? 1 : 0; }
 
-// Modulo 2^32.
+// Returns a * b modulo 2^32.
 std::int32_t wrapping_product(std::int32_t a, std::int32_t b) {
     return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) * static_cast<std::uint32_t>(b));
 }
 
-// Raises the shift up to 32 while mult stays below 2^31; mult 2^j / 2^(shift + j) is the same ratio for every j.
+// Raises the shift up to 32 while mult stays below 2^31; mult * 2^j / 2^(shift + j) is the same ratio for every j.
 // Returns whether the shift is then between 32 and 52, so that Requantizer can add the zero point before the shift.
 bool raise_shift(std::int64_t& mult, int& shift) {
     while (shift < 32 && mult < std::int64_t{1} << 30) mult *= 2, ++shift;

@@ -1,5 +1,5 @@
-// Packs the keys and values of one head for attention_avx512.cpp: minus 128, so that they are i8, in panels of columns
-// and in quads of four consecutive elements of the reduction.
+// Packs the keys and values of one head for attention_avx512.cpp: subtracts 128, so that they fit in i8, and stores
+// them in panels of columns and in quads of four consecutive elements of the reduction.
 #pragma once
 
 #include <algorithm>
@@ -20,20 +20,20 @@ constexpr std::int64_t padded_columns(std::int64_t columns) {
     return columns / PANEL * PANEL + (columns % PANEL == 0 ? 0 : panel_columns(columns % PANEL));
 }
 
-// Loads 16 bytes of tokens t, t + 4, t + 8 and t + 12, one per lane. Tokens past the end repeat the last one.
+// Loads 16 bytes of tokens t, t + 4, t + 8 and t + 12, one token per lane. Tokens past the end repeat the last one.
 FQVIT_INLINE Vector load_tokens(const Attention& head, const std::uint8_t* k, std::int64_t t, std::uint16_t bytes) {
     const std::int64_t last = head.tokens - 1, stride = head.k_stride;
     return load_lanes(k + std::min(t, last) * stride, k + std::min(t + 4, last) * stride,
                       k + std::min(t + 8, last) * stride, k + std::min(t + 12, last) * stride, bytes);
 }
 
-// Stores 16 quads minus 128 and adds them to the sums of their tokens.
+// Stores the elements of 16 quads minus 128 and adds the original elements to the sums of their tokens.
 FQVIT_INLINE void store_keys(Vector quads, std::int8_t* to, Vector& sum) {
     sum = dpbusd(sum, quads, set_i8(1));
     store(to, xor_bits(quads, set_i8(-128)));
 }
 
-// Packs K as i8 [panels][D / 4][columns][4] minus 128, and sets terms[t] = -q_zero sum (k[t] - k_zero).
+// Packs K - 128 as i8 [panels][D / 4][columns][4], and sets terms[t] = -q_zero * sum (k[t] - k_zero).
 inline FQVIT_AVX512 void pack_keys(const Attention& head, const std::uint8_t* k, std::int8_t* out,
                                    std::int32_t* terms) {
     const Vector q_zero = set_i32(-head.q_zero), k_zeros = set_i32(static_cast<std::int32_t>(head.width) * head.k_zero);
@@ -43,7 +43,7 @@ inline FQVIT_AVX512 void pack_keys(const Attention& head, const std::uint8_t* k,
         for (std::int64_t c = 0; c < columns; c += 16) {
             Vector sum = zero();
             for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-                // Transposing 4 x 4 quads in every lane gives one quad of 16 tokens.
+                // Transposing 4 x 4 quads in every lane gives vectors with one quad of each of 16 tokens.
                 const std::uint8_t* from = k + 16 * chunk;
                 const std::uint16_t bytes = first_16(head.width - 16 * chunk);
                 const Vector a = load_tokens(head, from, first + c, bytes);
@@ -64,7 +64,7 @@ inline FQVIT_AVX512 void pack_keys(const Attention& head, const std::uint8_t* k,
     }
 }
 
-// Packs V as i8 [panels][T / 4][columns][4] minus 128, and sets terms[c] = w_min sum (v[c] - v_zero) for the smallest
+// Packs V - 128 as i8 [panels][T / 4][columns][4], and sets terms[c] = w_min * sum (v[c] - v_zero) for the smallest
 // weight w_min.
 inline FQVIT_AVX512 void pack_values(const Attention& head, const std::uint8_t* v, std::int8_t* out,
                                      std::int32_t* terms) {

@@ -2,8 +2,8 @@
 // twice: for AVX-512 (F, BW, VL, DQ, IFMA, VBMI and VNNI) and, with FQVIT_AVX512_SHIM, as plain C++ for tests on any
 // CPU (avx512_shim.h). Every operation that is added here must also be added there.
 //
-// A Vector has no element type: 64 x 8, 32 x 16, 16 x 32 or 8 x 64 bits. Bit i of a mask is element i. Only functions
-// with the target attribute are compiled for AVX-512, so that one build runs on every x86-64 CPU.
+// A Vector has no element type: it holds 64 x 8, 32 x 16, 16 x 32 or 8 x 64 bits. Bit i of a mask belongs to element i.
+// Only functions with the target attribute are compiled for AVX-512, so that one build runs on every x86-64 CPU.
 #pragma once
 
 #include <cstdint>
@@ -90,13 +90,13 @@ FQVIT_INLINE void store_upper_32_bytes(void* p, Vector v) {
     _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_extracti64x4_epi64(v, 1));
 }
 
-// Every element the same.
+// All elements have the same value.
 FQVIT_INLINE Vector zero() { return _mm512_setzero_si512(); }
 FQVIT_INLINE Vector set_i8(std::int32_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
 FQVIT_INLINE Vector set_i16(std::int32_t x) { return _mm512_set1_epi16(static_cast<short>(x)); }
 FQVIT_INLINE Vector set_i32(std::int32_t x) { return _mm512_set1_epi32(x); }
 FQVIT_INLINE Vector set_i64(std::int64_t x) { return _mm512_set1_epi64(x); }
-// Four bytes from memory, 16 times.
+// Four bytes from memory, repeated 16 times.
 FQVIT_INLINE Vector broadcast_i32(const void* p) {
     std::int32_t x;
     __builtin_memcpy(&x, p, 4);
@@ -119,7 +119,7 @@ FQVIT_INLINE Vector mul_i64(Vector a, Vector b) { return _mm512_mullo_epi64(a, b
 FQVIT_INLINE Vector mul_even(Vector a, Vector b) { return _mm512_mul_epi32(a, b); }
 // Sums of two adjacent i16 products.
 FQVIT_INLINE Vector madd_i16(Vector a, Vector b) { return _mm512_madd_epi16(a, b); }
-// acc + sum of four products u8 x i8, or of two products i16 x i16; wraps around.
+// acc + sum of four products u8 x i8 (dpbusd) or of two products i16 x i16 (dpwssd); wraps around.
 FQVIT_INLINE Vector dpbusd(Vector acc, Vector u8, Vector i8) { return _mm512_dpbusd_epi32(acc, u8, i8); }
 // The same in assembly, for micro-kernels: GCC 12 copies and spills the accumulators of the intrinsic in loops.
 FQVIT_INLINE void add_dpbusd(Vector& acc, Vector u8, Vector i8) {
@@ -135,8 +135,8 @@ FQVIT_INLINE Vector and_bits(Vector a, Vector b) { return _mm512_and_si512(a, b)
 FQVIT_INLINE Vector or_bits(Vector a, Vector b) { return _mm512_or_si512(a, b); }
 FQVIT_INLINE Vector xor_bits(Vector a, Vector b) { return _mm512_xor_si512(a, b); }
 
-// Shifts: by one number, or (shl_each_...) by one number per element. Numbers are at least 0 and less than the number
-// of bits of an element. sar: arithmetic, shr: logical.
+// Shifts by one count for all elements, or (..._each_...) by one count per element. Counts are at least 0 and less than
+// the number of bits of an element. sar: arithmetic, shr: logical.
 FQVIT_INLINE Vector shl_i32(Vector a, unsigned n) { return _mm512_slli_epi32(a, n); }
 FQVIT_INLINE Vector shl_i64(Vector a, unsigned n) { return _mm512_slli_epi64(a, n); }
 FQVIT_INLINE Vector shr_i16(Vector a, unsigned n) { return _mm512_srli_epi16(a, n); }
@@ -144,7 +144,7 @@ FQVIT_INLINE Vector shr_i32(Vector a, unsigned n) { return _mm512_srli_epi32(a, 
 FQVIT_INLINE Vector shr_i64(Vector a, unsigned n) { return _mm512_srli_epi64(a, n); }
 FQVIT_INLINE Vector sar_i32(Vector a, unsigned n) { return _mm512_srai_epi32(a, n); }
 FQVIT_INLINE Vector sar_i64(Vector a, unsigned n) { return _mm512_srai_epi64(a, n); }
-// Only shl_each_i32 also takes larger numbers; they give 0.
+// Only shl_each_i32 also accepts larger counts, which give 0.
 FQVIT_INLINE Vector shl_each_i32(Vector a, Vector n) { return _mm512_sllv_epi32(a, n); }
 FQVIT_INLINE Vector shl_each_i64(Vector a, Vector n) { return _mm512_sllv_epi64(a, n); }
 FQVIT_INLINE Vector sar_each_i32(Vector a, Vector n) { return _mm512_srav_epi32(a, n); }
@@ -174,13 +174,13 @@ FQVIT_INLINE Vector select_i8(std::uint64_t mask, Vector a, Vector b) { return _
 FQVIT_INLINE Vector select_i32(std::uint16_t mask, Vector a, Vector b) { return _mm512_mask_blend_epi32(mask, a, b); }
 FQVIT_INLINE Vector select_i64(std::uint8_t mask, Vector a, Vector b) { return _mm512_mask_blend_epi64(mask, a, b); }
 
-// The high halves of 8 x i64 each: even elements of the 16 x i32 from `even`, odd ones from `odd`.
+// The high halves of two vectors of 8 x i64, as 16 x i32: even elements from `even`, odd elements from `odd`.
 FQVIT_INLINE Vector high_halves(Vector even, Vector odd) {
     return _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB);
 }
 
-// Permutations: element i is table[index[i]], where only the low bits of an index count. The tables of two vectors have
-// 128 bytes or 64 words.
+// Permutations: element i is table[index[i]], where only the low bits of an index count. The table of permute2_... is
+// two vectors, `low` and then `high`.
 FQVIT_INLINE Vector permute_i8(Vector index, Vector table) { return _mm512_permutexvar_epi8(index, table); }
 // The same where the mask is set, else 0.
 FQVIT_INLINE Vector permute_i8(std::uint64_t mask, Vector index, Vector table) {
@@ -215,7 +215,7 @@ FQVIT_INLINE Vector interleave_high_i32(Vector a, Vector b) { return _mm512_unpa
 FQVIT_INLINE Vector interleave_low_i64(Vector a, Vector b) { return _mm512_unpacklo_epi64(a, b); }
 FQVIT_INLINE Vector interleave_high_i64(Vector a, Vector b) { return _mm512_unpackhi_epi64(a, b); }
 
-// Four lanes of 128 bits of a and b: two of a, then two of b, chosen by `lanes` (two bits each). Constant only.
+// Four lanes of 128 bits: two of a, then two of b, chosen by `lanes` (two bits each), which must be a constant.
 #define FQVIT_SHUFFLE_LANES(a, b, lanes) _mm512_shuffle_i64x2(a, b, lanes)
 
 // Sum of 8 x i64, wrapping.
@@ -237,7 +237,7 @@ FQVIT_INLINE std::uint8_t largest_u8(Vector v) {
 
 namespace fqvit::FQVIT_AVX512_NAMESPACE {
 
-// Masks of the first `count` elements, at most all of them.
+// Masks of the first `count` elements, or of all elements if there are fewer.
 constexpr std::uint64_t first_64(std::int64_t count) {
     return count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
 }

@@ -1,5 +1,5 @@
-// The operations of avx512.h in plain C++, with the same bits, so that tests run the kernels of this folder on CPUs
-// without AVX-512. Included by avx512.h if FQVIT_AVX512_SHIM is defined.
+// The operations of avx512.h in plain C++, with bit-identical results, so that tests run the kernels of this folder on
+// CPUs without AVX-512. Included by avx512.h if FQVIT_AVX512_SHIM is defined.
 #pragma once
 
 #include <algorithm>

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t LANES = 16, COLUMNS = 2 * LANES;
 
-// Per-channel constants of 16 columns: (acc mult + half) >> shift, where half holds everything that is added.
+// Per-channel constants of 16 columns: (acc * mult + half) >> shift, where half is the sum of all terms that are added.
 struct Columns {
     Vector mult, mult_odd, half_even, half_odd, shift;
 
@@ -24,8 +24,8 @@ struct Columns {
     }
 };
 
-// count: channels that exist. vector_half is padded to a multiple of 8 channels; within each group of 8, the even
-// channels precede the odd ones.
+// count: number of channels that exist. vector_half is padded to a multiple of 8 channels; within each group of 8, the
+// even channels precede the odd ones.
 FQVIT_INLINE Columns load_columns(const Requantization& q, std::int64_t channel, std::int64_t count) {
     const std::uint16_t mask = first_16(count > 0 ? count : 0);
     const Vector low = load_i64(q.vector_half + channel, count > 0 ? 0xff : 0);
@@ -35,8 +35,8 @@ FQVIT_INLINE Columns load_columns(const Requantization& q, std::int64_t channel,
             load_i32(q.vector_shift + channel, mask)};
 }
 
-// Two packs of 32 columns of two rows leave groups of four columns in the order 0 16 0' 16' 4 20 4' 20' ..., where ' is
-// the second row. This permutation of 16 x i32 brings them into the order of columns, row by row.
+// After 32 columns of two rows are packed twice, groups of four columns are in the order 0 16 0' 16' 4 20 4' 20' ...,
+// where ' marks the second row. This permutation of 16 x i32 restores the order of the columns, row by row.
 alignas(64) constexpr std::int32_t BY_ROW[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
 
 // Stores the lower 32 bytes to one row and, if `both`, the upper ones to the next.
@@ -69,8 +69,8 @@ FQVIT_AVX512 void store_codes(const Epilogue& e, const Tile& tile, std::int64_t 
     }
 }
 
-// A table of 256 or 1024 u8 entries, read from memory: all of it does not fit in the registers. An index consists of
-// its low 8 bits and those above.
+// A table of 256 or 1024 u8 entries, read from memory, because the whole table does not fit in the registers. An index
+// is passed as its low 8 bits and the bits above them.
 template <int parts>
 struct Table {
     const std::uint8_t* entries;
@@ -95,7 +95,7 @@ struct LookupColumns {
     Vector last;
     std::uint16_t valid, valid_high;
 
-    // The codes of two rows, their low bytes and their high bytes, in the order that BY_ROW describes.
+    // The low and the high bytes of the codes of two rows, in the order that BY_ROW describes.
     struct Pair {
         Vector low, high;
     };
@@ -135,8 +135,8 @@ FQVIT_AVX512 void look_up(const Epilogue& e, const Tile& tile, std::int64_t c, s
     }
 }
 
-// LOOKUP of up to 1024 u8 entries, on up to 32 columns of all rows: once per distinct table, which stays in registers.
-// Linear sorts channels by table, so that most tiles have only one (Kernels::groups_tables).
+// LOOKUP of up to 1024 u8 entries, on up to 32 columns of all rows: runs once per distinct table, which stays in
+// registers. Linear sorts channels by table, so that most tiles use only one table (Kernels::groups_tables).
 FQVIT_AVX512 void store_looked_up(const Epilogue& e, const Tile& tile, std::int64_t c, std::uint8_t* y) {
     const std::uint32_t valid = first_32(tile.valid_columns - c);
     const std::int32_t* starts = e.starts + tile.channel + c;
@@ -173,15 +173,15 @@ FQVIT_AVX512 void store_wide(const Epilogue& e, const Tile& tile, std::int64_t c
     }
 }
 
-// The multipliers of the residual of 16 columns, as 8 even and 8 odd x u64.
+// The multipliers of the residual of 16 columns: 8 x u64 for the even and 8 x u64 for the odd columns.
 struct ResidualColumns {
     Vector mult_even, mult_odd;
 };
 
-// Folds bias and residual into the constants: (acc + bias) m 2^j + (x - x_zero) 2^alpha x_mult 2^j, where shift + j is
-// the raised shift of `columns`. Returns whether x_mult 2^(alpha + j) < 2^36, so that its products with u16 fit in 52
-// bits. Nothing overflows: low_half means that the sum before its shift is below 2^(30 + shift), thus below 2^62 with a
-// shift of 32, and zero 2^32 is below 2^48.
+// Folds bias and residual into the constants: (acc + bias) * m * 2^j + (x - x_zero) * 2^alpha * x_mult * 2^j, where
+// shift + j is the raised shift of `columns`. Returns whether x_mult * 2^(alpha + j) < 2^36, so that its products with
+// u16 fit in 52 bits. Nothing overflows: low_half means that the sum before its shift is below 2^(30 + shift), thus
+// below 2^62 with a shift of 32, and zero * 2^32 is below 2^48.
 FQVIT_INLINE bool fold_residual(const Epilogue& e, std::int64_t channel, std::int64_t count, Columns& columns,
                                 ResidualColumns& residual) {
     const std::uint16_t mask = first_16(count > 0 ? count : 0);
@@ -200,7 +200,8 @@ FQVIT_INLINE bool fold_residual(const Epilogue& e, std::int64_t channel, std::in
     return true;
 }
 
-// Sums of 16 columns, not yet saturated. even: where the codes of the even columns are among the 32 words of x.
+// Returns the sums of 16 columns, not yet saturated. even: the positions of the codes of the even columns among the 32
+// words of x.
 FQVIT_INLINE Vector add_residual(const Columns& columns, const ResidualColumns& residual, Vector acc, Vector x,
                                  Vector even) {
     constexpr std::uint32_t LOWEST_WORDS = 0x11111111;

@@ -27,7 +27,8 @@ inline const Kernels* fallback() {
 
 }  // namespace FQVIT_AVX512_NAMESPACE
 
-// The same table, with the operations of avx512_shim.h. For tests, which compile this folder with FQVIT_AVX512_SHIM.
+// The table of kernels_avx512(), but with the operations of avx512_shim.h. For tests, which compile this folder with
+// FQVIT_AVX512_SHIM.
 const Kernels* kernels_avx512_shim();
 
 }  // namespace fqvit

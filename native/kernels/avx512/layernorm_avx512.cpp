@@ -1,8 +1,8 @@
-// LayerNorm of a multiple of 32 channels with AVX-512 and the bounds of quick_norm.h. The other kernels compute all
-// other parameters, and rows that the bounds leave in doubt.
+// LayerNorm of a multiple of 32 channels with AVX-512 and the bounds of quick_norm.h. The fallback kernels handle all
+// other parameters, and the rows in which the two bounds give different codes.
 //
-// n' of quick_norm.h, here without its shift to the right, is computed modulo 2^32: for one zero point as
-// (C 2^left) x - 2^left (M1 + C offset), where x is a code. It is exact because n' fits in i32.
+// n' of quick_norm.h, here without its shift to the right, is computed modulo 2^32: if all channels have the same zero
+// point, as (C * 2^left) * x - 2^left * (M1 + C * offset), where x is a code. This is exact because n' fits in i32.
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include "kernels/avx512/kernels_avx512.h"
@@ -18,7 +18,7 @@ FQVIT_INLINE Vector load_codes(const Norm& norm, const void* x, std::int64_t at)
                         : load_u8_as_i32(static_cast<const std::uint8_t*>(x) + at, ALL_16);
 }
 
-// (x - zero) 2^alpha of 16 channels, as i32.
+// (x - zero) * 2^alpha of 16 channels, as i32.
 FQVIT_INLINE Vector shifted_codes(const Norm& norm, const void* x, std::int64_t at, std::int64_t c) {
     return shl_each_i32(sub_i32(load_codes(norm, x, at), load(norm.zero + c)), load(norm.alpha + c));
 }
@@ -27,7 +27,7 @@ FQVIT_AVX512 NormMoments moments(const Norm& norm, const void* x, std::int64_t f
     Vector m1 = zero(), m2 = zero();
     for (std::int64_t c = 0; c < norm.channels; c += LANES) {
         const Vector v = shifted_codes(norm, x, first + c, c), odd = shr_i64(v, 32);
-        m1 = add_i32(m1, v);  // fits in i32: C |v| < 2^31
+        m1 = add_i32(m1, v);  // fits in i32: C * |v| < 2^31
         m2 = add_i64(m2, add_i64(mul_even(v, v), mul_even(odd, odd)));
     }
     return {norm.center ? sum_i32(m1) : 0, sum_i64(m2)};
@@ -81,7 +81,7 @@ public:
     FQVIT_INLINE bool is_exact() const { return equal_i32(largest_rest_, low_bits_) == 0; }
 
 private:
-    // What is subtracted from codes. 32768 does not fit in i16, and is stored as -32768.
+    // Returns the number that is subtracted from codes. 32768 does not fit in i16, and is stored as -32768.
     static std::int64_t offset(const Norm& norm) {
         return norm.per_tensor ? static_cast<std::uint16_t>(norm.offset) : 0;
     }
@@ -95,7 +95,7 @@ private:
         const Vector even = add_i64(mul_even(t_even, load(norm_.quick_g + c)), load(norm_.quick_b + c));
         const Vector odd = add_i64(mul_even(t_odd, load(norm_.quick_g + c + 1)), load(norm_.quick_b + c + 8));
         const Vector halves = high_halves(even, odd);
-        // The upper bound gives another code if and only if all bits that the shift drops are 1.
+        // The upper bound gives a different code if and only if all bits that the shift drops are 1.
         largest_rest_ = max_u32(largest_rest_, and_bits(halves, low_bits_));
         return sar_each_i32(halves, shift_);
     }

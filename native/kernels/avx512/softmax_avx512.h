@@ -37,8 +37,8 @@ struct ByteTable {
     }
 };
 
-// The weights of a row minus the least one are high 2^split + low. sum: of all weights; blocks: bit i is set if a byte
-// of tokens 64 i .. 64 i + 63 is not 0.
+// The weights of a row minus the smallest weight are stored as high * 2^split + low. sum: the sum of these differences.
+// low_blocks, high_blocks: bit i is set if such a byte of tokens 64 * i .. 64 * i + 63 is not 0.
 struct RowWeights {
     std::int32_t split, sum;
     std::uint64_t low_blocks, high_blocks;
@@ -52,8 +52,8 @@ public:
           length_(head.table_length < 256 ? head.table_length : 256),
           last_(set_i8(static_cast<std::int32_t>(length_ - 1))) {}
 
-    // Replaces the scores in `low` by the low bytes of the weights minus the least one and writes their high bytes.
-    // Bytes up to the next multiple of 64 tokens become 0.
+    // Subtracts the smallest weight from the weights, replaces the scores in `low` by the low bytes of the differences,
+    // and writes their high bytes to `high`. Bytes up to the next multiple of 64 tokens become 0.
     FQVIT_INLINE RowWeights operator()(std::uint8_t* low, std::uint8_t* high, const std::uint8_t* region,
                                        std::int64_t query) const {
         const Attended attended{head_.tokens, region, set_i8(region == nullptr ? 0 : region[query])};
@@ -166,14 +166,15 @@ private:
             sum_i32(add_i32(add_i32(low_sum, shl_i32(middle_sum, 8)), shl_i32(high_sum, 16))));
     }
 
-    // The code of an exponential e > 0 is above 0 if and only if 2 sum >= 3 e, and above c > 0 if and only if
-    // 2 sum >= (3 2^c - 1) e, that is 3 e 2^c <= 2 sum + e. So it is 0, or 1 + floor(log2((2 sum + e) / (3 e))).
-    // sum <= 2^30 and e <= sum, so 2 sum + e fits in u32. e = 0 gives a large code because of its top_bit.
+    // The code of an exponential e > 0 is above 0 if and only if 2 * sum >= 3 * e, and above c > 0 if and only if
+    // 2 * sum >= (3 * 2^c - 1) * e, that is, 3 * e * 2^c <= 2 * sum + e. So the code is either 0 or
+    // 1 + floor(log2((2 * sum + e) / (3 * e))). sum <= 2^30 and e <= sum, so 2 * sum + e fits in u32. e = 0 gives a
+    // large code because of its top_bit.
     FQVIT_AVX512 void log_weights(std::uint32_t sum, std::int64_t distances, std::int32_t split,
                                   std::uint8_t (&by_distance)[2][256]) const {
         const std::int32_t top_bit = std::bit_width(2 * sum) - 1;
         const Vector twice_sum = set_i32(static_cast<std::int32_t>(2 * sum)), top_bits = set_i32(top_bit);
-        // All numbers with a higher top bit are above this one.
+        // All numbers with a higher most significant bit are above this one.
         const Vector limit = set_i32(static_cast<std::int32_t>(0xffffffffu >> (31 - top_bit)));
         const Vector last = set_i8(head_.softmax_last);
         for (std::int64_t d = 0; d < distances; d += 64) {
@@ -198,15 +199,15 @@ private:
     FQVIT_INLINE Vector log_codes(std::int64_t at, Vector twice_sum, Vector top_bits, Vector limit) const {
         const Vector one = set_i32(1), triple = load(bytes_.triple + at);
         const Vector total = add_i32(twice_sum, load(bytes_.table + at));
-        // floor(log2(total)) - floor(log2(3 e))
+        // floor(log2(total)) - floor(log2(3 * e))
         Vector code = sub_i32(top_bits, load(bytes_.top_bit + at));
         code = select_i32(greater_u32(total, limit), code, add_i32(code, one));
         code = select_i32(greater_u32(shl_each_i32(triple, code), total), add_i32(code, one), code);
         return select_i32(greater_u32(triple, twice_sum), code, zero());
     }
 
-    // code = min(round(e r / 2^shift), last), r = round(mult / sum) < 2^31. Both products and codes fit: see
-    // is_supported.
+    // code = min(round(e * r / 2^shift), last), r = round(mult / sum) < 2^31. Products fit in 64 bits, all other
+    // numbers in 31: see AttentionBytes::is_supported.
     FQVIT_AVX512 void uniform_weights(std::uint32_t sum, std::int64_t distances,
                                       std::uint8_t (&by_distance)[2][256]) const {
         const Vector r = set_i32(static_cast<std::int32_t>(round_divide(head_.softmax_mult, sum)));

@@ -2,8 +2,9 @@
 //     scores = requantize(Q K^T + bias)   weights = softmax(scores)   y = requantize(weights V)
 //
 // Both products multiply u8 x u8 and subtract the zero points afterwards:
-//     sum (q - q_zero) (k - k_zero) = sum q k - k_zero sum q - q_zero sum k + D q_zero k_zero
-//     sum w (v - v_zero) = sum u v - v_zero sum u - offset (sum v - T v_zero)   with u = w + offset, as two bytes
+//     sum (q - q_zero) * (k - k_zero) = sum q * k - k_zero * sum q - q_zero * sum k + D * q_zero * k_zero
+//     sum w * (v - v_zero) = sum u * v - v_zero * sum u - offset * (sum v - T * v_zero)
+// where u = w + offset is stored as two bytes.
 // Exact because every step is exact modulo 2^32, and the ops prove that the results fit in i32. Keys and values are
 // packed once per head, in panels of 16 columns that store groups of four adjacent elements along the reduction.
 #if defined(__aarch64__) && defined(__GNUC__)
@@ -58,7 +59,7 @@ FQVIT_NEON_INLINE void transpose(uint32x4_t (&m)[4]) {
     m[0] = vzip1q_u32(a, c), m[1] = vzip2q_u32(a, c), m[2] = vzip1q_u32(b, d), m[3] = vzip2q_u32(b, d);
 }
 
-// Packs K as u8 [T / 16][D / 4][16][4], padded with zeros, and sets terms[t] = D q_zero k_zero - q_zero sum k.
+// Packs K as u8 [T / 16][D / 4][16][4], padded with zeros, and sets terms[t] = D * q_zero * k_zero - q_zero * sum k.
 void pack_keys(const Attention& head, const Layout& at, const std::uint8_t* k, std::uint8_t* out,
                std::uint32_t* terms) {
     const auto constant = static_cast<std::uint32_t>(head.width * head.q_zero * head.k_zero);
@@ -83,7 +84,7 @@ void pack_keys(const Attention& head, const Layout& at, const std::uint8_t* k, s
     }
 }
 
-// Packs V as u8 [D / 16][T / 4][16][4], padded with zeros, and sets terms[d] = -offset sum v.
+// Packs V as u8 [D / 16][T / 4][16][4], padded with zeros, and sets terms[d] = -offset * sum v.
 void pack_values(const Attention& head, const Layout& at, const std::uint8_t* v, std::uint32_t offset,
                  std::uint8_t* out, std::uint32_t* terms) {
     for (std::int64_t c = 0; c < head.value_width; c += COLUMNS) {
@@ -102,14 +103,14 @@ void pack_values(const Attention& head, const Layout& at, const std::uint8_t* v,
     }
 }
 
-// Raises the shift up to 32 while mult stays below 2^31; mult 2^j / 2^(shift + j) is the same ratio for every j.
+// Raises the shift up to 32 while mult stays below 2^31; mult * 2^j / 2^(shift + j) is the same ratio for every j.
 // Returns whether the shift is now 32 or more, which RequantizeHigh needs.
 bool raise_shift(std::int64_t& mult, int& shift) {
     while (shift < 32 && mult < std::int64_t{1} << 30) mult *= 2, ++shift;
     return shift >= 32;
 }
 
-// Adds a term per column and one per row to 16 accumulators and converts them to codes.
+// Adds one term per column and one term per row to 16 accumulators and converts the sums to codes.
 struct ToCodes {
     int16x8_t zero;
     uint8x8_t last;
@@ -131,7 +132,7 @@ struct ToCodes {
     }
 };
 
-// A block of up to four queries: where their rows are, and -k_zero sum q of each.
+// A block of up to four queries: the location of their rows, and -k_zero * sum q for each query.
 struct Queries {
     const std::uint8_t* rows;
     std::int64_t stride;

@@ -5,10 +5,10 @@
 //     dot_s8<lane>(acc, w, x)             acc[i] + the dot product of quad i of w and quad `lane` of x, i8
 //     dot_u8<lane>(acc, w, x)             the same for u8
 //
-// GEMM: activations are u8, so packing stores x - 128 (the highest bit flipped), and each accumulator starts at
-// 128 sum_k w:
-//     sum_k x w = sum_k (x - 128) w + 128 sum_k w
-// Exact because Linear proves |sum_k x w| < 2^31. The start value and the partial sums may exceed i32, but additions
+// GEMM: activations are u8, so packing stores x - 128 (the most significant bit flipped), and each accumulator starts
+// at 128 * sum_k w:
+//     sum_k x * w = sum_k (x - 128) * w + 128 * sum_k w
+// Exact because Linear proves |sum_k x * w| < 2^31. The start value and the partial sums may exceed i32, but additions
 // wrap, the equation holds modulo 2^32 at every step, and the final sum fits in i32.
 //
 // Tile: 6 rows x 16 columns, two quads per step. 24 accumulators, 3 vectors of activations (quad 0 of rows 0 to 5, then
@@ -38,7 +38,7 @@ namespace {
 constexpr int ROWS = 6, COLUMNS = 16, LANES = 4, QUADS = 2, STEP = 4 * QUADS;
 static_assert(ROWS * COLUMNS <= MAX_TILE);
 
-// One vector for each four columns: accumulators of a row, or quads. Not arrays, which compilers keep in memory.
+// One vector per four columns: accumulators of a row, or quads. Not an array, because compilers keep arrays in memory.
 template <class Vector>
 struct Columns {
     Vector first, second, third, fourth;
@@ -48,8 +48,8 @@ FQVIT_INLINE Columns<uint8x16_t> load(const std::uint8_t* p) {
     return {vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)};
 }
 
-// Compilers do not move loads across this. Otherwise they would load all columns of a step first, which needs more
-// registers than there are.
+// A compiler barrier: loads are not moved across it. Otherwise, compilers would load all columns of a step first, which
+// needs more registers than there are.
 FQVIT_INLINE void keep_order() { asm volatile("" ::: "memory"); }
 
 // Add the products of quad q of row r and the weights to columns 0 to 7 (add_left) or 8 to 15 (add_right).

@@ -65,7 +65,7 @@ void multiply(const Product& product, const void* a, const void* b, void* y, std
     });
 }
 
-// 8 codes at the positions `lane` of the 8 codes from `at` on.
+// Loads the 8 codes that start at `at` and returns them in the order given by the positions `lane`.
 struct Picker {
     uint8x8_t bytes;
     uint8x16_t words;

@@ -11,7 +11,7 @@
 namespace fqvit {
 namespace {
 
-// A product of two i8 is at most 2^14, so the sum of a pair needs 32 bits only if both are 2^14.
+// A product of two i8 is at most 2^14, so the sum of two products exceeds 16 bits only if both products are 2^14.
 template <int lane>
 __attribute__((always_inline)) inline int32x4_t dot_s8(int32x4_t acc, int8x16_t w, int8x16_t x) {
     const int8x16_t quads = vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(x), lane));

@@ -1,5 +1,5 @@
-// Products on AArch64 by sdot and udot, which add four products of bytes to each lane of 32 bits. dot_tiles_neon.h has
-// the micro-kernels and says why they are exact.
+// Products on AArch64 with sdot and udot, which add four products of bytes to each lane of 32 bits. dot_tiles_neon.h
+// has the micro-kernels and says why they are exact.
 #include "kernels/gemm.h"
 
 // Before version 16, Clang offers these intrinsics only if -march enables them, not through the target attribute.

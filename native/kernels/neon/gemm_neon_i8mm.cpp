@@ -1,13 +1,13 @@
-// acc[m, o] = sum_k x[m, k] w[o, k] on AArch64, by usmmla, which multiplies a 2 x 8 matrix of u8 with a 2 x 8 matrix of
-// i8, transposed, and adds the 2 x 2 products to the four lanes of i32.
+// acc[m, o] = sum_k x[m, k] * w[o, k] on AArch64 with usmmla, which multiplies a 2 x 8 matrix of u8 by the transpose of
+// a 2 x 8 matrix of i8 and adds the 2 x 2 result to four i32 lanes.
 //
-// Exact because Linear proves |sum_k x w| < 2^31, also for every partial sum.
+// Exact because Linear proves |sum_k x * w| < 2^31 for the whole sum and for every partial sum.
 //
-// Tile: 6 rows x 16 columns, 8 of K per step. 24 accumulators of 2 x 2, 3 vectors of activations (2 rows each), and
+// Tile: 6 rows x 16 columns, 8 k per step. 24 accumulators of 2 x 2, 3 vectors of activations (2 rows each), and
 // vectors of weights (2 columns each) that are loaded as they are needed: 11 loads for 24 usmmla.
 #include "kernels/gemm.h"
 
-// As in gemm_neon_dotprod.cpp.
+// gemm_neon_dotprod.cpp explains the condition on Clang's version.
 #if defined(__aarch64__) && defined(__GNUC__) && \
     (!defined(__clang__) || __clang_major__ >= 16 || defined(__ARM_FEATURE_MATMUL_INT8))
 
@@ -33,7 +33,7 @@ namespace {
 constexpr int ROWS = 6, COLUMNS = 16, STEP = 8;
 static_assert(ROWS * COLUMNS <= MAX_TILE);
 
-// Accumulators of two columns: row pairs 0, 1 and 2. Not an array, which compilers keep in memory.
+// Accumulators of two columns: row pairs 0, 1 and 2. Not an array, because compilers keep arrays in memory.
 struct ColumnPair {
     int32x4_t first, second, third;
 };
@@ -115,8 +115,8 @@ public:
         return static_cast<std::size_t>(round_up(inputs, STEP) * ROWS);
     }
 
-    // Groups of 8 bytes of every row. If the number of rows is odd, the row after the last is multiplied, too, but its
-    // products are not stored. The padding of K is multiplied by weights of 0.
+    // Packs groups of 8 bytes of every row. If the number of rows is odd, the row after the last is multiplied, too,
+    // but its products are not stored. The padding of K is multiplied by weights of 0.
     void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                    std::uint8_t* block) const override {
         for (int r = 0; r < count; ++r) {

@@ -19,7 +19,7 @@ namespace {
 using namespace neon;
 
 constexpr int LANES = 8;
-constexpr int MAX_ROWS = 16;  // rows that one call of a function below handles
+constexpr int MAX_ROWS = 16;  // rows that one pass of look_up_shared() handles
 
 // Requantization::HIGH_HALF: every shift is at least 32.
 struct HighHalf {
@@ -138,7 +138,7 @@ void store_i32(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std
     }
 }
 
-// LOOKUP on 8 channels, whose tables differ or are too long for registers: scalar loads.
+// LOOKUP on 8 channels whose tables differ or are too long for registers, by scalar loads.
 template <class Scale, class Entry>
 void look_up_each(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel, void* y) {
     const WordCodes<Scale> codes(e, channel);
@@ -185,8 +185,8 @@ FQVIT_NEON_INLINE void load_residual(const void* x, std::int64_t at, int32x4_t (
     }
 }
 
-// ADD on 8 channels: round_shift((acc + bias) mult + (x - x_zero) 2^alpha x_mult, shift) with sums of 64 bits.
-// Requires that (x - x_zero) 2^alpha fits in i32 (Epilogue::low_half).
+// ADD on 8 channels: round_shift((acc + bias) * mult + (x - x_zero) * 2^alpha * x_mult, shift) with sums of 64 bits.
+// Requires that (x - x_zero) * 2^alpha fits in i32 (Epilogue::low_half).
 template <Residual::Type type, bool wide>
 void add_residual(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel, void* y) {
     const Requantization& q = e.requantization;

@@ -7,9 +7,9 @@ namespace fqvit {
 
 void layernorm_neon(const Norm& norm, const void* x, void* y, std::int64_t rows);
 
-// The micro-kernel of attention: out[r][c] = sum_k a[r][k] b[c][k] modulo 2^32 for 16 columns and `rows` rows. With
-// `low`, another matrix like a, the result is 2^8 (that of a) + (that of low).
-//   a, low: u8, rows `stride` bytes apart   b: u8 [chunks * 4][16][4], groups of four k   chunks: of 16 k
+// The micro-kernel of attention: out[r][c] = sum_k a[r][k] * b[c][k] modulo 2^32 for 16 columns and `rows` rows. If
+// `low`, another matrix like a, is not null, the result is 2^8 * (result for a) + (result for low).
+//   a, low: u8, rows `stride` bytes apart   b: u8 [chunks * 4][16][4], groups of four k   chunks: K / 16
 using AttentionTile = void (*)(const std::uint8_t* a, const std::uint8_t* low, std::int64_t stride,
                                const std::uint8_t* b, std::int64_t chunks, std::uint32_t* out);
 constexpr int ATTENTION_ROWS = 4, ATTENTION_COLUMNS = 16;

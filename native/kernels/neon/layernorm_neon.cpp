@@ -33,7 +33,7 @@ struct Row {
           channels(norm.channels),
           offset(norm.offset) {}
 
-    // (x - zero) 2^alpha of 8 channels, as i32
+    // (x - zero) * 2^alpha of 8 channels, as i32
     template <bool wide>
     FQVIT_NEON_INLINE void shifted(std::int64_t c, int32x4_t (&v)[2]) const {
         widen(load_codes(x, wide, c), v);
@@ -48,7 +48,7 @@ struct Row {
     }
 };
 
-// M1 and M2 of a row.
+// M1 = sum v and M2 = sum v^2 of a row.
 struct Moments {
     std::int64_t sum, squares;
 };
@@ -61,7 +61,7 @@ FQVIT_NEON_INLINE Moments moments(const Row& row, bool center) {
         int32x4_t v[2];
         row.shifted<wide>(c, v);
         for (int i = 0; i < 2; ++i) {
-            m1 = vaddq_s32(m1, v[i]);  // fits in i32: C |v| < 2^31
+            m1 = vaddq_s32(m1, v[i]);  // fits in i32: C * |v| < 2^31
             m2 = vmlal_high_s32(vmlal_s32(m2, vget_low_s32(v[i]), vget_low_s32(v[i])), v[i], v[i]);
         }
     }
@@ -81,14 +81,15 @@ FQVIT_NEON_INLINE Moments per_tensor_moments(const Row& row, bool center) {
     return {center ? vaddlvq_s32(m1) : 0, vaddvq_s64(m2)};
 }
 
-// t = round(n 2^s / d) exactly, for 2^30 <= d < 2^31, s = 24 + j and |t| < 2^30.
+// t = round(n * 2^s / d) exactly, for 2^30 <= d < 2^31, s = 24 + j and |t| < 2^30.
 //
-// The estimate q = round(n rho / 2^(61 - s)) with rho = round(2^61 / d) <= 2^31 - 1 is less than 1 away from n 2^s / d:
-// rho is at most 1/2 too large or too small (or 1 too small if d = 2^30), so that the product before its rounding
-// is wrong by less than 1/2. Hence u = n 2^s - q d + d is in 0 < u < 2 d < 2^32, and u modulo 2^32 determines t:
-// t = q - 1 if n 2^s - q d < -floor(d / 2), t = q + 1 if n 2^s - q d >= d - floor(d / 2), and otherwise t = q.
+// The estimate q = round(n * rho / 2^(61 - s)) with rho = round(2^61 / d) <= 2^31 - 1 is less than 1 away from
+// n * 2^s / d: rho is at most 1/2 too large or too small (or 1 too small if d = 2^30), so that the product before its
+// rounding is wrong by less than 1/2. Hence u = n * 2^s - q * d + d satisfies 0 < u < 2 * d < 2^32, and u modulo 2^32
+// determines t: t = q - 1 if n * 2^s - q * d < -floor(d / 2), t = q + 1 if n * 2^s - q * d >= d - floor(d / 2), and
+// otherwise t = q.
 struct Divider {
-    int32x4_t count, sum;     // n = count v - sum
+    int32x4_t count, sum;     // n = count * v - sum
     int32x4_t rho, left, d;   // left: s
     int64x2_t right;          // s - 61, a negative left shift
     uint32x4_t small, large;  // u < small: t = q - 1; u >= large: t = q + 1
@@ -109,7 +110,7 @@ struct Divider {
         y_right = vdupq_n_s32(32 - norm.shift);
     }
 
-    // (t g + b) >> shift of four channels with v = (x - zero) 2^alpha, for shift >= 32
+    // (t * g + b) >> shift of four channels with v = (x - zero) * 2^alpha, for shift >= 32
     FQVIT_NEON_INLINE int32x4_t operator()(int32x4_t v, const std::int32_t* g_at, const std::int64_t* b_at) const {
         const int32x4_t n = vsubq_s32(vmulq_s32(v, count), sum);
         const int64x2_t low = vrshlq_s64(vmull_s32(vget_low_s32(n), vget_low_s32(rho)), right);

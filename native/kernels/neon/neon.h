@@ -26,7 +26,8 @@ struct RequantizeHigh {
     }
 };
 
-// The same for any shift, saturated to i32. srshl computes the rounded sum without overflow.
+// Rounds and shifts four i64 values for any shift, and saturates them to i32. right: negative left shifts, as above.
+// srshl adds the rounding constant without overflow.
 FQVIT_NEON_INLINE int32x4_t round_shift(int64x2_t low, int64x2_t high, int64x2_t right_low, int64x2_t right_high) {
     return vqmovn_high_s64(vqmovn_s64(vrshlq_s64(low, right_low)), vrshlq_s64(high, right_high));
 }

@@ -1,7 +1,7 @@
 // RoIAlign with NEON, 16 codes at a time. kernels/roialign.h has the formula.
 //
-// Exact because the limits in core/roialign.h keep every sum below 2^31. The first pass does not
-// subtract the zero point from the codes: it adds modulo 2^32 and starts each sum at 2^7 - zero (sum of weights).
+// Exact because the limits in core/roialign.h keep every sum below 2^31. The first pass does not subtract the zero
+// point from the codes: it adds modulo 2^32 and starts each sum at 2^7 - zero * (sum of weights).
 #include "kernels/roialign.h"
 
 #if defined(__aarch64__) && defined(__GNUC__)
@@ -13,7 +13,8 @@ namespace {
 
 using namespace neon;
 
-// The sums of 16 codes over rows of the map, as in the first formula. x: the codes in the first row
+// Adds rows of the map, multiplied by their weights, to 16 sums, as in the first formula of kernels/roialign.h.
+// x: the codes in the first row
 FQVIT_NEON_INLINE void add_rows(const std::uint8_t* x, std::int64_t stride, const std::int32_t* weights,
                                 std::int64_t rows, std::int64_t count, uint32x4_t (&sum)[4]) {
     for (std::int64_t row = 0; row < rows; ++row, x += stride) {
@@ -27,7 +28,7 @@ FQVIT_NEON_INLINE void add_rows(const std::uint8_t* x, std::int64_t stride, cons
     }
 }
 
-// strip[i] = (sum_y wy[y] (map[y, i] - zero) + 2^7) >> 8. The strip has room for 16 elements more than `length`.
+// strip[i] = (sum_y wy[y] * (map[y, i] - zero) + 2^7) >> 8. The strip has room for 16 elements more than `length`.
 void pool_rows(const RoiAlign& a, const std::uint8_t* x, const std::int32_t* weights, std::int64_t rows,
                std::int64_t length, std::int32_t* strip) {
     std::int32_t total = 0;
@@ -42,7 +43,7 @@ void pool_rows(const RoiAlign& a, const std::uint8_t* x, const std::int32_t* wei
     }
 }
 
-// The codes of 8 channels: clamp(requantize(sum_x wx[x] strip[x, c]) + head_zero)
+// The codes of 8 channels: clamp(requantize(sum_x wx[x] * strip[x, c]) + head_zero)
 FQVIT_NEON_INLINE uint8x8_t pool_columns(const RoiAlign& a, const std::int32_t* strip, const std::int32_t* weights,
                                          std::int64_t columns) {
     int32x4_t low = vdupq_n_s32(0), high = low;

@@ -52,7 +52,7 @@ Sha256Compress sha256_neon() {
     constexpr unsigned long sha2 = 1ul << 6;  // HWCAP_SHA2
     if ((getauxval(AT_HWCAP) & sha2) == 0) return nullptr;
 #endif
-    return compress;  // every Apple processor has it
+    return compress;  // every Apple processor has the extension
 }
 
 }  // namespace fqvit

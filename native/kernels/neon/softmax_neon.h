@@ -178,7 +178,7 @@ private:
         return largest + 1;
     }
 
-    // Byte by byte: sum of e = sum over i of 256^i (sum of byte i of e)
+    // Byte by byte: sum of e = sum over i of 256^i * (sum of byte i of e)
     std::int64_t sum_of_exponentials(const ScoreRow& row, std::uint8_t top) const {
         static constexpr decltype(&look_up_sum<1>) BY_BLOCKS[] = {look_up_sum<1>, look_up_sum<2>, look_up_sum<3>,
                                                                   look_up_sum<4>};
@@ -189,8 +189,8 @@ private:
         return sum;
     }
 
-    // The code of q = floor((sum + e / 2) / e) is above c if and only if q >= 2 (c = 0) or q >= 3 2^(c - 1).
-    // Multiplied by e, that needs no division: x >= 2 e or x >= 3 e 2^(c - 1), with x = sum + floor(e / 2).
+    // The code of q = floor((sum + e / 2) / e) is above c if and only if q >= 2 (for c = 0) or q >= 3 * 2^(c - 1) (for
+    // c > 0). Multiplying by e avoids the division: x >= 2 * e or x >= 3 * e * 2^(c - 1), with x = sum + floor(e / 2).
     void find_log_codes(std::int64_t sum, std::int64_t farthest) {
         if (head_.bytes->is_supported) {
             for (std::int64_t d = 0; d <= farthest; d += 8) find_eight_log_codes(static_cast<std::uint32_t>(sum), d);
@@ -209,8 +209,8 @@ private:
         }
     }
 
-    // AttentionBytes::is_supported: x and 3 e are below 2^31. `level` is floor(log2(x / (3 e))), or negative if
-    // x < 3 e. Where e is 0, top_bit is -32, so that the level is 32 or more.
+    // AttentionBytes::is_supported means that x and 3 * e are below 2^31. `level` is floor(log2(x / (3 * e))), or
+    // negative if x < 3 * e. Where e is 0, top_bit is -32, so that the level is 32 or more.
     FQVIT_NEON_INLINE uint16x4_t four_log_codes(uint32x4_t sum, std::int64_t d) const {
         const uint32x4_t e = vreinterpretq_u32_s32(vld1q_s32(head_.bytes->table + d));
         const uint32x4_t triple = vreinterpretq_u32_s32(vld1q_s32(head_.bytes->triple + d));

@@ -1,8 +1,8 @@
 // The ops of attention as plain loops, one row of the output per call, with the formulas of src/fqvit/ir/attention.py.
 //
-// Exact because the ops prove when they are loaded that every accumulator fits in 31 bits and every value before its
-// shift in 63. Tests also compile this file with -mgeneral-regs-only, which rejects floating-point code. A slice is one
-// matrix of the last two axes, [T, T] or [T, D]; `row` numbers the rows of all slices.
+// Exact because the ops prove, when they are loaded, that every accumulator fits in 31 bits and that every value before
+// its shift fits in 63 bits. Tests also compile this file with -mgeneral-regs-only, which rejects floating-point code.
+// A slice is one matrix of the last two axes, [T, T] or [T, D]; `row` numbers the rows of all slices.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,16 @@
 
 namespace fqvit::scalar {
 
-// Rows are multiplied in pieces of the reduction, so that scratch memory does not grow with it.
+// Rows are multiplied in pieces of the reduction, so that scratch memory does not grow with the reduction's length.
 constexpr std::int64_t PIECE = 4096;
 
-// Elements of the i32 scratch memory of matmul_row and weighted_sum_row.
+// Returns the number of elements of the i32 scratch memory of matmul_row and weighted_sum_row.
 inline std::int64_t row_scratch(std::int64_t inner, std::int64_t columns) {
     return (inner < PIECE ? inner : PIECE) + columns;
 }
 
-// Sets acc[n] = sum_k weight(k) (b[n, k] - zero), or b[k, n] if b_rows, and returns acc. weight may have side effects:
-// it is called once for each k, in order.
+// Sets acc[n] = sum_k weight(k) * (b[n, k] - zero), with b[k, n] if b_rows, and returns acc. weight may have side
+// effects: it is called once for each k, in order.
 template <class Weight>
 const std::int32_t* multiply_in_pieces(std::int64_t inner, std::int64_t columns, const Weight& weight, const Codes& b,
                                        std::int64_t b_first, bool b_rows, std::int64_t zero, const Kernels& kernels,
@@ -53,7 +53,7 @@ struct Product {
     std::int64_t heads;         // 0 if neither the bias nor the multiplier depends on the head
 };
 
-// y[m, n] = clamp(requantize(sum_k (a[m, k] - a_zero) (b[n, k] - b_zero) + bias[index[m, n], h], mult[h]) + zero)
+// y[m, n] = clamp(requantize(sum_k (a[m, k] - a_zero) * (b[n, k] - b_zero) + bias[index[m, n], h], mult[h]) + zero)
 inline void matmul_row(const Product& p, const Codes& a, const Codes& b, void* y, std::int64_t row,
                        const Kernels& kernels, std::int32_t* scratch) {
     const std::int64_t slice = row / p.rows, m = row % p.rows, head = p.heads == 0 ? 0 : slice % p.heads;
@@ -70,7 +70,7 @@ inline void matmul_row(const Product& p, const Codes& a, const Codes& b, void* y
 
 struct SoftmaxRows {
     std::int64_t tokens;          // T, the length of a row
-    std::int64_t rows_of_window;  // H T; used only with `region`
+    std::int64_t rows_of_window;  // H * T; used only with `region`
     const std::uint8_t* region;   // [W, T] or null; tokens attend only to tokens of the same region
     const std::int32_t* table;    // indexed by the distance to the largest score of the row
     std::int64_t table_length;
@@ -121,7 +121,7 @@ inline void log_softmax_row(const SoftmaxRows& rows, const Codes& x, std::uint8_
         [&](std::int64_t t) { out[t] = static_cast<std::uint8_t>(last); });
 }
 
-// y[t] = clamp(round_shift(e[t] round(mult / sum), shift))
+// y[t] = clamp(round_shift(e[t] * round(mult / sum), shift))
 inline void softmax_row(const SoftmaxRows& rows, const Codes& x, void* y, bool wide, std::int64_t row,
                         std::int64_t mult, int shift, std::int64_t last) {
     const std::int64_t r = round_divide(mult, sum_of_exponentials(rows, x, row)), first = row * rows.tokens;
@@ -149,8 +149,8 @@ struct WeightedSum {
     bool wide;
 };
 
-// shift_matmul and attend: y[d] = clamp(round_shift(sum_t w[t] (v[t, d] - v_zero) M, shift) + zero) where w[t] is
-// the weight of code a[t] and M = mult, or M = round(mult largest_weight / sum_t w[t]) if largest_weight > 0.
+// shift_matmul and attend: y[d] = clamp(round_shift(M * sum_t w[t] * (v[t, d] - v_zero), shift) + zero), where w[t] is
+// the weight of code a[t] and M = mult, or M = round(mult * largest_weight / sum_t w[t]) if largest_weight > 0.
 inline void weighted_sum_row(const WeightedSum& p, const std::uint8_t* a, const Codes& v, void* y, std::int64_t row,
                              const Kernels& kernels, std::int32_t* scratch) {
     const std::uint8_t* codes = a + row * p.inner;

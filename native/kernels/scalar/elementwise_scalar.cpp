@@ -1,6 +1,6 @@
 // Multiply, rotary, depthwise, max and mean as plain loops. elementwise.h has the formulas.
 //
-// Exact because the ops prove when they are loaded that every accumulator is below 2^31.
+// Exact because the ops prove, when they are loaded, that every accumulator is below 2^31.
 #include "core/codes.h"
 #include "core/fixed.h"
 #include "kernels/elementwise.h"

@@ -1,4 +1,4 @@
-// acc[m, o] = sum_k x[m, k] w[o, k], one plain dot product per output: the portable and readable version.
+// acc[m, o] = sum_k x[m, k] * w[o, k], one plain dot product per output: the portable and readable version.
 //
 // Exact because Linear proves |acc| < 2^31 for the whole sum and for every partial sum, in any order (ops/linear.cpp).
 // Tile: 4 rows x 4 columns. Packing only copies.

@@ -1,10 +1,10 @@
-// acc[m, o] = sum_k x[m, k] w[o, k] with AVX-VNNI and AVX512-VNNI, using vpdpbusd, which adds four u8 x i8 products
+// acc[m, o] = sum_k x[m, k] * w[o, k] with AVX-VNNI and AVX512-VNNI, using vpdpbusd, which adds four u8 x i8 products
 // to each i32 lane.
 //
 // Exact because vpdpbusd has no intermediate i16 (unlike vpmaddubsw), wraps instead of saturating (unlike vpdpbusds),
 // and Linear proves |acc| < 2^31. Packing only reorders values, in quads of four consecutive k: a panel of weights
-// stores the same quad of all its columns next to each other, padded with zeros past K and O; a block of activations
-// does so for its rows, and broadcasting four bytes gives the quad of one row to all columns.
+// stores the same quad of all its columns next to each other, padded with zeros past K and O. A block of activations
+// does the same for its rows, so that broadcasting four bytes gives the quad of one row to all columns.
 //
 // Tiles are two vectors wide: 6 rows x 16 columns with 256 bits (12 accumulators, 2 vectors of weights, 1 of
 // activations: 15 of 16 registers) and 14 x 32 with 512 bits (28 + 2 + 1: 31 of 32). Ten or more independent
@@ -35,7 +35,7 @@
 namespace fqvit {
 namespace {
 
-// out[r][c] = sum over all quads of x[r] w[c]
+// out[r][c] = sum over all quads of x[r] * w[c]
 using MicroKernel = void (*)(const std::int8_t* w, const std::uint8_t* x, std::int64_t quads, std::int32_t* out);
 
 namespace avx {
@@ -161,8 +161,8 @@ public:
         return static_cast<std::size_t>((inputs + 3) / 4 * 4 * rows);
     }
 
-    // Packs four rows at a time, the last four once more if the number of rows is not a multiple of 4. Uses only SSE2,
-    // so every x86-64 CPU can run it.
+    // Packs four rows at a time. If the number of rows is not a multiple of 4, the last four overlap rows that are
+    // already packed. Uses only SSE2, so every x86-64 CPU can run it.
     void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                    std::uint8_t* block) const override {
         const std::int64_t step = 4 * rows, whole = inputs / 16 * 16;  // step: bytes between quads

@@ -105,7 +105,7 @@ void pack_values(const Attention& head, const std::uint8_t* v, std::int16_t* out
     }
 }
 
-// Raises the shift up to 32 while mult stays below 2^31; mult 2^j / 2^(shift + j) is the same ratio for every j.
+// Raises the shift up to 32 while mult stays below 2^31; mult * 2^j / 2^(shift + j) is the same ratio for every j.
 // Returns whether the shift is now 32 or more, which RequantizeHigh needs.
 bool raise_shift(std::int64_t& mult, int& shift) {
     while (shift < 32 && mult < std::int64_t{1} << 30) mult *= 2, ++shift;

@@ -1,7 +1,7 @@
-// acc[m, o] = sum_k x[m, k] w[o, k] with SIMD128, by i32x4.dot_i16x8_s.
+// acc[m, o] = sum_k x[m, k] * w[o, k] with SIMD128, using i32x4.dot_i16x8_s.
 //
 // Packing stores weights and activations as i16. Exact because a sum of two products of u8 and i8 is below 2^17, and
-// Linear proves |sum_k x w| < 2^31 for every partial sum.
+// Linear proves |sum_k x * w| < 2^31 for every partial sum.
 //
 // A block has 16 rows, four tiles of 4, so that a panel of weights is read from the L1 cache three times out of four.
 #include "kernels/gemm.h"

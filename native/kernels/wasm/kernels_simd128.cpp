@@ -1,8 +1,8 @@
 // Epilogues with SIMD128, 8 channels at a time, and the table of SIMD128 kernels. kernels.h has the formulas.
 //
 // Exact because products have 64 bits and the ops prove that every sum fits in 63 bits. SIMD128 has no shift by a
-// different count per lane, so lanes are multiplied by powers of two and shifted by one count. The scalar kernels
-// handle parameters that do not fit, and channels past the last multiple of 8.
+// different count per lane, so lanes are multiplied by different powers of two and then shifted by the same count. The
+// scalar kernels handle parameters that do not fit, and channels past the last multiple of 8.
 #include "kernels/kernels.h"
 
 #if defined(__wasm_simd128__)
@@ -22,7 +22,7 @@ constexpr int LANES = 8;
 constexpr int MAX_ROWS = 32;  // rows that one pass of look_up() handles
 
 // The codes of 8 channels, for Requantization::HIGH_HALF. With h the high half of the 64-bit sum, the code is
-// clamp(h >> s, 0, last) = min(max(h, 0), 2^s (last + 1) - 1) 2^(UNIFORM - s) >> UNIFORM.
+// clamp(h >> s, 0, last) = min(max(h, 0), 2^s * (last + 1) - 1) * 2^(UNIFORM - s) >> UNIFORM.
 template <int UNIFORM>
 struct Codes {
     v128_t mult[2], half[4], limit[2], power[2];
@@ -79,7 +79,7 @@ bool store_requantized(const Epilogue& e, const Tile& tile, const std::int32_t* 
     return true;
 }
 
-// LOOKUP on 8 channels: scalar loads from the tables, after the codes of several rows.
+// LOOKUP on 8 channels: computes the codes of several rows, then looks them up with scalar loads from the tables.
 template <int UNIFORM, class Entry>
 bool look_up(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel, void* y) {
     Codes<UNIFORM> codes;
@@ -114,7 +114,7 @@ FQVIT_SIMD_INLINE void load_residual(const void* x, std::int64_t at, v128_t (&to
 
 // ADD on 8 channels if Epilogue::low_half: the sum, rounded and shifted by at most 32, fits in i32. Multiplied by
 // 2^lift with lift = 32 - shift, the result is the high half of
-//     (acc + bias) (mult 2^lift) + ((x - x_zero) 2^(alpha + lift)) x_mult + 2^31.
+//     (acc + bias) * (mult * 2^lift) + ((x - x_zero) * 2^(alpha + lift)) * x_mult + 2^31.
 template <Residual::Type type, bool wide>
 bool add_residual(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel, void* y) {
     const Requantization& q = e.requantization;

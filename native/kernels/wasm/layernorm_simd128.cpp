@@ -15,14 +15,14 @@ using namespace simd128;
 
 constexpr std::int64_t LANES = 8, MAX_CHANNELS = 4096;
 
-// The codes of one row, as numbers.
+// The codes of one row, with functions that convert them to the integers v of kernels.h.
 struct Row {
     const void* x;
     const std::int32_t *zero, *power;  // power: 2^alpha of each channel
     std::int64_t channels;
     std::int16_t offset;
 
-    // (x - zero) 2^alpha of 8 channels, as i32
+    // (x - zero) * 2^alpha of 8 channels, as i32
     template <bool wide>
     FQVIT_SIMD_INLINE void shifted(std::int64_t c, v128_t (&v)[2]) const {
         const v128_t codes = load_codes(x, wide, c);
@@ -39,7 +39,7 @@ struct Row {
     }
 };
 
-// M1 and M2 of a row.
+// M1 = sum v and M2 = sum v^2 of a row.
 struct Moments {
     std::int64_t sum, squares;
 };
@@ -58,7 +58,7 @@ FQVIT_SIMD_INLINE Moments moments(const Row& row, bool center) {
         v128_t v[2];
         row.shifted<wide>(c, v);
         for (int i = 0; i < 2; ++i) {
-            m1 = wasm_i32x4_add(m1, v[i]);  // fits in i32: C |v| < 2^31
+            m1 = wasm_i32x4_add(m1, v[i]);  // fits in i32: C * |v| < 2^31
             m2 = add_high(add_low(m2, v[i], v[i]), v[i], v[i]);
         }
     }
@@ -79,16 +79,17 @@ FQVIT_SIMD_INLINE Moments per_tensor_moments(const Row& row, bool center) {
     return {center ? sum_of_i32(m1) : 0, sum_of_i64(m2)};
 }
 
-// t = round(n 2^s / d) exactly, for 2^30 <= d < 2^31, s = 24 + j and |t| < 2^30.
+// t = round(n * 2^s / d) exactly, for 2^30 <= d < 2^31, s = 24 + j and |t| < 2^30.
 //
-// The estimate q = round(n rho / 2^k) with k = 61 - s and rho = round(2^61 / d) <= 2^31 - 1 is less than 1 away from
-// n 2^s / d: rho is at most 1/2 too large or too small (or 1 too small if d = 2^30), so that the product before its
-// rounding is wrong by less than 1/2. Hence u = n 2^s - q d + d is in 0 < u < 2 d < 2^32, and u modulo 2^32 gives t: t
-// is q - 1 if n 2^s - q d < -floor(d / 2), and q + 1 if n 2^s - q d >= d - floor(d / 2).
+// The estimate q = round(n * rho / 2^k) with k = 61 - s and rho = round(2^61 / d) <= 2^31 - 1 is less than 1 away from
+// n * 2^s / d: rho is at most 1/2 too large or too small (or 1 too small if d = 2^30), so that the product before its
+// rounding is wrong by less than 1/2. Hence u = n * 2^s - q * d + d satisfies 0 < u < 2 * d < 2^32, and u modulo 2^32
+// determines t: t = q - 1 if n * 2^s - q * d < -floor(d / 2), t = q + 1 if n * 2^s - q * d >= d - floor(d / 2), and
+// otherwise t = q.
 struct Divider {
-    v128_t count, sum;    // n = count v - sum
+    v128_t count, sum;    // n = count * v - sum
     v128_t rho, left, d;  // left: 2^s modulo 2^32
-    v128_t start, top;    // 2^62 + 2^(k - 1) makes n rho positive and rounds it; 2^(62 - k) is subtracted afterwards
+    v128_t start, top;    // 2^62 + 2^(k - 1) makes n * rho positive and rounds it; 2^(62 - k) is subtracted afterwards
     v128_t small, large;  // u < small: t = q - 1; u >= large: t = q + 1
     std::uint32_t right, y_right;  // k, shift - 32
 
@@ -109,7 +110,7 @@ struct Divider {
         right = static_cast<std::uint32_t>(k), y_right = static_cast<std::uint32_t>(norm.shift - 32);
     }
 
-    // (t g + b) >> shift of four channels with v = (x - zero) 2^alpha, for shift >= 32
+    // (t * g + b) >> shift of four channels with v = (x - zero) * 2^alpha, for shift >= 32
     FQVIT_SIMD_INLINE v128_t operator()(v128_t v, const std::int32_t* g_at, const std::int64_t* b_at) const {
         const v128_t n = wasm_i32x4_sub(wasm_i32x4_mul(v, count), sum);
         const v128_t low = wasm_u64x2_shr(add_low(start, n, rho), right);

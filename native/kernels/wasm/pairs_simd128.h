@@ -23,7 +23,8 @@ FQVIT_SIMD_INLINE void add_pair(v128_t& left, v128_t& right, const std::int16_t*
     asm volatile("" ::: "memory");
 }
 
-// a: i16, `row` elements between rows and `next` between pairs of a row   b: i16 [pairs][8][2]   stride: of rows of out
+// a: i16, `row` elements between rows and `next` between pairs of a row   b: i16 [pairs][8][2]
+// stride: elements between rows of out
 template <int row, int next, int... r>
 FQVIT_SIMD_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::int16_t* a, const std::int16_t* b,
                                      std::int64_t pairs, std::int32_t* out, std::int64_t stride) {

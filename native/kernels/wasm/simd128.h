@@ -14,7 +14,7 @@ namespace fqvit::simd128 {
 FQVIT_SIMD_INLINE v128_t high_halves(v128_t low, v128_t high) { return wasm_i32x4_shuffle(low, high, 1, 3, 5, 7); }
 FQVIT_SIMD_INLINE v128_t low_halves(v128_t low, v128_t high) { return wasm_i32x4_shuffle(low, high, 0, 2, 4, 6); }
 
-// Two 64-bit sums of products and a 64-bit start value each.
+// Two 64-bit sums, each of a 64-bit start value and the product of two i32 lanes.
 FQVIT_SIMD_INLINE v128_t add_low(v128_t start, v128_t a, v128_t b) {
     return wasm_i64x2_add(start, wasm_i64x2_extmul_low_i32x4(a, b));
 }
@@ -22,8 +22,8 @@ FQVIT_SIMD_INLINE v128_t add_high(v128_t start, v128_t a, v128_t b) {
     return wasm_i64x2_add(start, wasm_i64x2_extmul_high_i32x4(a, b));
 }
 
-// round_shift(acc * mult, shift) of 4 lanes for one multiplier and one shift >= 32: the high half of the product with
-// 2^(shift - 1) added, shifted by the rest.
+// round_shift(acc * mult, shift) of 4 lanes for one multiplier and one shift >= 32: adds 2^(shift - 1) to the product
+// and shifts the high half of the sum right by shift - 32.
 struct RequantizeHigh {
     v128_t mult, half;
     int right;  // shift - 32

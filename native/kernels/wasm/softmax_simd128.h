@@ -13,7 +13,7 @@
 
 namespace fqvit::simd128 {
 
-// A row of scores, followed by at least 16 bytes. Tokens of other regions than that of the query are not attended.
+// A row of scores, followed by at least 16 bytes. Tokens whose region differs from that of the query are not attended.
 struct ScoreRow {
     std::uint8_t* scores;
     std::int64_t tokens;
@@ -32,7 +32,7 @@ struct ScoreRow {
     }
     bool is_masked(std::int64_t t) const { return region != nullptr && region[t] != query_region; }
 
-    // Sets scores that are not attended to 0 and returns the largest score.
+    // Sets the scores of unattended tokens to 0 and returns the largest score.
     std::uint8_t mask_and_maximum() const {
         v128_t top = wasm_i8x16_const_splat(0);
         for (std::int64_t t = 0; t < tokens; t += 16) {
@@ -83,7 +83,7 @@ inline std::int64_t relative_weights(const Attention& head, const ScoreRow& row,
     return sum_of_i32(sum);
 }
 
-// The sum of the exponentials of a row whose scores that are not attended are 0.
+// Returns the sum of the exponentials of a row in which mask_and_maximum() has set the masked scores to 0.
 inline std::int64_t sum_exponentials(const Attention& head, const ScoreRow& row, std::uint8_t top) {
     const std::int32_t* by_score = head.bytes->reversed + 255 - top;
     std::int32_t even = 0, odd = 0;  // the sum is at most 2^30
@@ -101,9 +101,9 @@ inline bool has_log_weights(const Attention& head, const std::uint8_t* region) {
 }
 
 // LOG: the code of e is above c if and only if floor((sum + floor(e / 2)) / e) >= ratio, with ratio = 2 for c = 0, else
-// 3 2^(c - 1). Multiplied by e, and because an odd number never equals 2 sum, this is e <= 2 sum / (2 ratio - 1), which
-// holds from some distance on, because the exponentials decrease. The code of a token is the number of these distances
-// that its own distance reaches.
+// 3 * 2^(c - 1). Multiplied by e, and because an odd number never equals 2 * sum, this is equivalent to
+// e <= 2 * sum / (2 * ratio - 1). Because the exponentials decrease, this holds from some distance on for each c. The
+// code of a token is the number of these distances that its own distance reaches.
 inline void log_weights(const Attention& head, const ScoreRow& row, std::uint8_t top, std::int16_t* weights) {
     const auto twice = static_cast<std::uint32_t>(2 * sum_exponentials(head, row, top));
     v128_t reach[16];

@@ -23,14 +23,13 @@ from fqvit.data.shards import TarShards
 from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
+from fqvit.models.locate import located, named
 from fqvit.system.progress import busy, track
 
 if TYPE_CHECKING:
     from fqvit.ir.program import Header
     from fqvit.models.load import FloatModel
     from fqvit.models.zoo import Row
-
-CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
 
 @dataclass
@@ -202,7 +201,7 @@ def float_model(name: str | None, weights: str | None, classes: Path | None = No
     found = read_classes(classes)
     name, weights = located(name, weights)
     if name is None and weights is not None:
-        name, weights = _name_from(weights)
+        name, weights = named(weights)
     if name is None and weights is None:
         name = embedded.MODELS[0]
     with busy(f"loading {name or weights}"):
@@ -268,49 +267,13 @@ def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
     return [f"{file} was quantized from {header.source}, not from the given weights ({model.source})."]
 
 
-def located(name: str | None, weights: str | None) -> tuple[str | None, str | None]:
-    """Return the name and the weights of a model. A MODEL argument that is a file or a folder becomes the weights.
-
-    Raises FqvitError for an unknown name, before torch is imported. If weights are given, the name is not checked here: the
-    checkpoint may determine the model.
-    """
-    if name is None or weights is not None or name.startswith("hf:"):
-        return name, weights
-    from fqvit.models import architectures, zoo
-
-    path = Path(name)
-    if "/" in name or os.sep in name or path.suffix in CHECKPOINTS:
-        if not path.exists():
-            raise FqvitError(f"{name}: no such file or folder. For a model of the Hugging Face Hub, pass hf:ORG/NAME.")
-        return None, name
-    known = zoo.lookup(name) is not None or architectures.lookup(name) is not None
-    if not known and path.exists():
-        return None, name
-    return zoo.check(name), None
-
-
 def row_of(name: str | None, weights: str | None) -> Row | None:
     """Return the zoo's row of a model, by its name or the file name of its checkpoint; None for models outside the zoo."""
     from fqvit.models.zoo import check, lookup
 
     if name is None and weights is not None:
-        name, _ = _name_from(weights)
+        name, _ = named(weights)
     return None if name is None or name.startswith("hf:") else lookup(check(name))
-
-
-def _name_from(weights: str) -> tuple[str | None, str | None]:
-    """Return (name, weights) of a checkpoint given without a name. The name is that of the file if a model has this name.
-
-    Otherwise, and for a folder, the name is None: config.json or the weights decide. An hf: address counts as a name.
-    """
-    if weights.startswith("hf:"):
-        return weights, None
-    from fqvit.models import architectures
-    from fqvit.models.zoo import BY_NAME
-
-    stem = Path(weights).stem
-    known = stem.split(".")[0] in BY_NAME or architectures.lookup(stem) is not None
-    return stem.split(".")[0] if known and not Path(weights).is_dir() else None, weights
 
 
 def check_output(path: Path, *read: Path | str | None) -> None:

@@ -1,20 +1,21 @@
 """Resize an image exactly as OpenCV does: cv2.resize(..., interpolation=cv2.INTER_LINEAR) for uint8 images.
 
-On an axis that is resized from `old` to n pixels, new pixel i lies between the old pixels first[i] and first[i] + 1 and gives
-them the weights before[i] and after[i], in 2^-11:
+On an axis that is resized from `old` to n pixels, new pixel i lies between the old pixels first[i] and first[i] + 1, whose
+weights are before[i] and after[i], in units of 2^-11:
 
     scale  = 1 / (n / old)                               float64
-    at     = (i + 0.5) scale - 0.5                       float64, the result converted to float32
+    at     = (i + 0.5) * scale - 0.5                     float64, the result converted to float32
     first  = floor(at)
-    after  = round(2048 (at - first))                    float32, ties to even
-    before = round(2048 (1 - (at - first)))              float32, ties to even
+    after  = round(2048 * (at - first))                  float32, ties to even
+    before = round(2048 * (1 - (at - first)))            float32, ties to even
 
-Every operation is rounded on its own, to nearest: a fused multiply-add could give other weights. The weights are integers that
-depend only on old and n. Indices outside the image mean its border pixels. On the horizontal axis, before = 2048 and after = 0
-if first < 0 or first >= old - 1; on the vertical axis the weights stay as they are. Pixels are then computed in int32:
+The result of every single operation is rounded to nearest: a fused multiply-add could give other weights. The weights are
+integers that depend only on old and n. Indices outside the image refer to the nearest border pixel. On the horizontal axis,
+before = 2048 and after = 0 if first < 0 or first >= old - 1; on the vertical axis the weights stay as they are. Pixels are then
+computed in int32:
 
-    sum[y, x]    = before[x] pixel[y, first[x]] + after[x] pixel[y, first[x] + 1]
-    result[y, x] = ((before[y] (sum[first[y], x] >> 4) >> 16) + (after[y] (sum[first[y] + 1, x] >> 4) >> 16) + 2) >> 2
+    sum[y, x]    = before[x] * pixel[y, first[x]] + after[x] * pixel[y, first[x] + 1]
+    result[y, x] = ((before[y] * (sum[first[y], x] >> 4) >> 16) + (after[y] * (sum[first[y] + 1, x] >> 4) >> 16) + 2) >> 2
 
 See also: images.py (the earlier rule, with integer positions and one rounding), docs/explanation/detection-arithmetic.md.
 """
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
-ONE = 2048  # weights are in 2^-11
+ONE = 2048  # the unit of the weights is 2^-11
 ROWS_AT_ONCE = 64  # bounds the memory of the int32 sums
 
 

@@ -36,7 +36,7 @@ class DetectorHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The JSON of a detector's file: everything except its arrays.
 
     between: constants of the arithmetic between the networks   boxes, masks: one per stage
-    resize: how images are interpolated; omitted from the JSON if it is `rounded`, the only rule of the first files
+    resize: how images are interpolated; omitted from the JSON if it is `rounded`, the only rule in fqvit 0.1.0
     """
 
     version: int
@@ -119,7 +119,7 @@ class DetectorProgram:
             for name in header.__struct_fields__
             if name not in ("pyramid", "boxes", "masks", "resize")
         }
-        if header.resize != "rounded":  # files of 0.1.0 do not have the field, and their text must stay the same
+        if header.resize != "rounded":  # files of fqvit 0.1.0 lack the field, and their text must stay the same
             plain["resize"] = header.resize
         plain["pyramid"] = plain_header(header.pyramid)
         plain["boxes"], plain["masks"] = ([plain_header(one) for one in part] for part in (header.boxes, header.masks))
@@ -148,7 +148,10 @@ class DetectorProgram:
         return prepare(image, self.settings, self.resize)
 
     def ready(self, threads: int | None = None, backend: Backend = "native") -> IntegerDetector:
-        """Prepare the detector to run. threads: None uses every core   backend: both give the same bits; reference is slow"""
+        """Prepare the detector to run.
+
+        threads: None uses every core   backend: "native" and "reference" give identical bits; "reference" is slow
+        """
         from fqvit.detect.fixed.detector import IntegerDetector
 
         return IntegerDetector(self, threads, backend)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Group:
-    """This worker's connection to the others. workers.py documents the operations."""
+    """This worker's connection to the other workers. workers.py documents the operations."""
 
     def __init__(self, rank: int, size: int, watchdog: Watchdog) -> None:
         self.rank, self.size, self._watchdog = rank, size, watchdog
@@ -75,7 +75,7 @@ class Group:
         return _value(payload)
 
     def merge(self, state: Callable[[], Any], merge: Callable[[Any], None]) -> None:
-        """Merge states along a binary tree. In each round, every second remaining worker sends its state to the one before."""
+        """Merge states along a binary tree. In each round, every second remaining worker sends its state to its predecessor."""
         step = 1
         while step < self.size:
             if self.rank % (2 * step):
@@ -111,7 +111,7 @@ class Group:
 
     @contextmanager
     def _reporting_loss(self) -> Iterator[None]:
-        """End all workers if a call of torch fails, which happens when another worker is lost."""
+        """End all workers if a call to torch fails, which happens when another worker is lost."""
         try:
             yield
         except RuntimeError as error:
@@ -120,7 +120,7 @@ class Group:
 
 
 def _interruptible(call: Callable[[], T]) -> T:
-    """Return call(), run in a thread: while the main thread is inside torch, Python handles no signals."""
+    """Run call() in a thread and return its result: while the main thread is inside torch, Python handles no signals."""
     result: Future[T] = Future()
 
     def run() -> None:

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 # All in seconds.
 HEARTBEAT = 0.5
-# A worker without a heartbeat for this long is lost. A busy machine or a slow disk may delay heartbeats, but not as long.
+# A worker without a heartbeat for this long is lost. A busy machine or a slow disk may delay heartbeats, but not for that long.
 LOST_AFTER = float(os.environ.get("FQVIT_LOST_AFTER", "60"))
 SUSPECT_AFTER = 2.0  # replaces LOST_AFTER once a failure is known and only the lost worker must be found
-SEARCH = 5.0  # to find the lost worker; torchrun waits 30 between its SIGTERM and SIGKILL
-REPORT = 3.0  # for worker 0 to print the message, as its terminal is the one that users watch
-RENDEZVOUS = 300.0  # for all workers to start
+SEARCH = 5.0  # time limit to find the lost worker; torchrun waits 30 s between its SIGTERM and SIGKILL
+REPORT = 3.0  # time limit for worker 0 to print the message, as its terminal is the one that users watch
+RENDEZVOUS = 300.0  # time limit for all workers to start
 ADVICE = "No file was left unfinished; start again."
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -42,8 +42,8 @@ Heartbeats = dict[int, tuple[bytes, float]]  # {rank: (latest heartbeat, time wh
 class Watchdog:
     """Watch the other workers from a background thread.
 
-    store: a separate connection, because calls on one connection wait for each other.
-    handler: for SIGTERM, restored by `stop`.
+    store: a separate connection to the key-value store, because calls on the same connection wait for each other.
+    handler: the SIGTERM handler that `stop` restores.
     """
 
     def __init__(self, store: Store, rank: int, size: int, handler: Handler) -> None:
@@ -149,10 +149,10 @@ class Watchdog:
             self._checked = time.monotonic()
 
     def _guard(self) -> None:
-        """End the process if a call of the store hangs, as it does when the store's machine has disappeared."""
+        """End the process if a call to the store hangs, as it does when the store's machine has disappeared."""
         late = 0
         while not self._stopped.wait(5.0):
-            # Twice in a row: if the whole process was suspended, the first check is late as well.
+            # Require two late checks in a row: if the whole process was suspended, the first check is late, too.
             late = late + 1 if time.monotonic() - self._checked > LOST_AFTER + REPORT + SEARCH else 0
             if late > 1:
                 self._fail_without_store()

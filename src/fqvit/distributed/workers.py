@@ -1,7 +1,7 @@
 """Define Workers: the processes that share a job, and the collective operations between them.
 
-Consecutive batches are assigned to the same worker, and states are merged in batch order, so the result is bit-identical for
-every number of workers. A process that torchrun did not start is single-process: it is the only worker. This module imports
+Each worker gets a contiguous range of batches, and states are merged in batch order, so the result is bit-identical for every
+number of workers. A process that torchrun did not start is single-process: it is the only worker. This module imports
 torch (through group.py) only when there are several workers.
 """
 
@@ -58,7 +58,7 @@ class Workers:
             missing = next((name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ), None)
             if rank is None or missing is not None:
                 raise FqvitError(f"WORLD_SIZE is {size}, but {missing} is not set. Start with torchrun, or unset WORLD_SIZE.")
-            # Torch reports a lost connection in dozens of lines of C++; the watchdog reports it in one line.
+            # Torch reports a lost connection in dozens of lines from its C++ code; the watchdog reports it in one line.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
             before = signal.signal(signal.SIGTERM, _terminated_early)
             try:
@@ -76,7 +76,7 @@ class Workers:
         return self.rank == 0
 
     def share(self, count: int) -> range:
-        """Return which of `count` batches are assigned to this worker: consecutive ones, in the order of workers."""
+        """Return which of `count` batches are assigned to this worker: a contiguous range; ranges are ordered by rank."""
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def gather(self, value: Any) -> list[Any]:
@@ -139,7 +139,7 @@ def _terminated_early(*_: object) -> NoReturn:
 
 
 def cores() -> int:
-    """Return the number of CPU cores for this process: the usable cores divided by the local workers of torchrun."""
+    """Return the number of CPU cores for this process: usable cores / number of workers that torchrun started here."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = number_in(os.environ, "WORLD_SIZE") or 1
     here = number_in(os.environ, "LOCAL_WORLD_SIZE") or size

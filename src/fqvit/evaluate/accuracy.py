@@ -37,7 +37,7 @@ class Accuracy:
 
 
 def measure(run: Run, batches: Iterable[Batch], workers: Workers = SINGLE_PROCESS) -> Accuracy:
-    """Run every batch and rank its labels. Raises FqvitError without labels or without images.
+    """Run every batch and rank its labels. Raises FqvitError if there are no labels or no images.
 
     workers: each worker passes its own batches; all workers get the accuracy over all batches, with predictions and ranks in
     worker order.

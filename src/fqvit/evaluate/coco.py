@@ -12,7 +12,8 @@ from fqvit.detect.annotations import GroundTruth
 from fqvit.detect.results import Result
 from fqvit.errors import FqvitError
 
-# The first six numbers of pycocotools' summary: mean over IoU 0.5 to 0.95, IoU 0.5, IoU 0.75, and the mean by object size.
+# The first six numbers of pycocotools' summary: the average precision over thresholds of the intersection over union (IoU) from
+# 0.5 to 0.95, at IoU 0.5, at IoU 0.75, and over all thresholds for small, medium and large objects.
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 

@@ -1,8 +1,9 @@
 """Compare a program with its float model: the signal-to-noise ratio of every site, integer and simulated.
 
-If the program outputs embeddings or tokens, the cosine of every site and of these outputs is measured as well. The simulation
-is rebuilt from the site parameters in the program, so that no calibration images are needed. Sites that stay in an accumulator
-have no codes and are left out; outputs are included. Needs torch. See also: quant/simulate.py, similarity.py, inspect.py.
+If the program outputs embeddings or tokens, the cosine similarity of every site and of these outputs is measured as well. The
+simulation is rebuilt from the site parameters in the program, so that no calibration images are needed. Sites that stay in an
+accumulator have no codes and are left out; outputs are included. Needs torch. See also: quant/simulate.py, similarity.py,
+inspect.py.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ See = Callable[[str, Tensor, Tensor], None]
 
 
 class SiteNoise(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Signal-to-noise ratios of one site in decibels: 10 log10(sum float^2 / sum (float - other)^2); None if equal.
+    """Signal-to-noise ratios of one site in decibels: 10 * log10(sum(float^2) / sum((float - other)^2)); None if equal.
 
     integer_db, simulated_db: include the noise of all earlier sites. alone_db: the noise of this site only, that is, of the
     float model's values quantized here.
-    cosine: between the float and the integer vector over the channels, the mean of all tokens and images; lowest_cosine: of
-    the image with the lowest mean. None if the program outputs only logits.
+    cosine: cosine similarity between the float and the integer channel vectors, averaged over all tokens and images.
+    lowest_cosine: the average of the image where it is lowest. Both are None if the program outputs only logits.
     """
 
     site: str
@@ -61,7 +62,7 @@ class SiteNoise(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class Comparison:
-    """sites: lowest integer_db first. agreement: percent of images with the float model's best class; None without logits.
+    """sites: lowest integer_db first. *_agreement: percent of images with the float model's best class; None without logits.
 
     outputs: the outputs other than logits
     """
@@ -126,7 +127,7 @@ class Comparer:
             self.simulation.use(node, QuantizedLinear(w.astype(np.int8), scale, bias + w @ zeros))
 
     def _input_zeros(self, node: Node) -> NDArray[np.int64] | None:
-        """Return the zero points [K] of a layer's inputs, or None if its weights are those of the simulation already."""
+        """Return the zero points [K] of a layer's inputs, or None if the simulation already uses the program's weights."""
         assert isinstance(node.leaf, Linear | Patches)
         inputs = node.leaf.weight.flatten(1).shape[1]
         if isinstance(node.leaf, Patches):
@@ -139,8 +140,8 @@ class Comparer:
     def _key_centers(self) -> dict[str, NDArray[np.float64]]:
         """Return the constants that were subtracted from keys. A file does not store them: they are part of its biases.
 
-        They are the mean difference of the keys that the float layers and those of the program compute from the same inputs,
-        for an image of the mean color.
+        They are the mean difference between the keys of the float layers and those of the program's layers, computed from the
+        same inputs, for an image of the mean color.
         """
         self._use_weights_of_program()
         layers, p = set(key_layers(self.graph)), self.program.header.preprocess
@@ -194,9 +195,9 @@ class Comparer:
 
     @torch.no_grad()
     def add(self, images: NDArray[np.uint8], names: Sequence[str] = (), see: See | None = None) -> None:
-        """Add images u8 [N, H, W, C]. Holds the float values of all sites of these images: keep N small.
+        """Add images u8 [N, H, W, C]. Keeps the float values of all sites for all N images in memory, so N should be small.
 
-        names: of the images; see: called with the name, the float and the integer values of every site and output
+        names: names of the images; see: called with the name, the float values and the integer values of every site and output
         """
         names = names or [f"image {self.images + i}" for i in range(len(images))]
         floats: dict[str, Tensor] = {}
@@ -285,7 +286,7 @@ def accumulators_of(program: Program) -> dict[str, Output]:
 
 
 def outputs_of(header: Header, model: FloatModel) -> tuple[Features, tuple[str, ...]]:
-    """Return Calibration.features and Calibration.outputs of a program. Without names, the outputs are the model's own."""
+    """Return Calibration.features and Calibration.outputs of a program. Unnamed outputs are the model's default ones."""
     if any(output.name for output in header.outputs):
         return "logits", tuple(output.label for output in header.outputs)
     return "logits" if class_count(model) is None else header.output.features(), ()

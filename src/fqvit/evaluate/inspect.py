@@ -192,7 +192,7 @@ def _weights_by_bits(program: Program, buffers: Mapping[str, Value]) -> dict[int
 
 
 def _weight_bytes(program: Program, packed: tuple[bool, ...]) -> int:
-    """Return the bytes of the weights and exponents of linear ops. packed: which ones to count"""
+    """Return the bytes of the weights and exponents of linear ops. packed: the values of op.packed to include"""
     linears = [op for op in program.ops if isinstance(op, Linear) and op.packed in packed]
     names = {op.part("w") for op in linears} | {op.part("exponent") for op in linears if op.group}
     return sum(program.constants[name].nbytes for name in names)

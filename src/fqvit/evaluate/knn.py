@@ -56,7 +56,7 @@ def _labelled(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
 
 
 def float_similarity(gallery: Vectors) -> Callable[[Vectors], Scores]:
-    """Return the cosines of float vectors, for the float model."""
+    """Return a function that computes the cosine similarity of queries and gallery in float, for the float model."""
     rows = _unit(gallery)
 
     def compare(queries: Vectors) -> Scores:

@@ -27,14 +27,14 @@ Integers = np.ndarray[Any, Any]
 COMPARED_KINDS = ("embedding", "pooled", "tokens", "map", SIGNS)
 TIE = 1e-6  # float cosines closer than this count as equal: float32 vectors are not more precise
 QUERIES = 256  # rows of the matrix of float cosines that are in memory at a time
-FEWEST = 3  # images for neighbours: with two, each is the neighbour of the other
+FEWEST = 3  # images needed to compare neighbours: of two images, each is the neighbour of the other
 
 
 class OutputSimilarity(msgspec.Struct, frozen=True):
     """How close an output of the program is to that of the float model.
 
-    mean_cosine, first_percentile, worst: of the cosines of all images; the cosine of tokens is the mean over the tokens of an
-    image, that of sign bits is the cosine of vectors of +1 and -1
+    mean_cosine, first_percentile, worst: mean, first percentile and minimum of the cosine similarities of all images. For
+    tokens, the cosine of an image is the mean over its tokens; for sign bits, it is the cosine of vectors of +1 and -1
     worst_image: the name of the image with the lowest cosine
     neighbour_agreement: percent of images whose nearest neighbour among the other images, by integer cosine, is also the
     nearest by the cosine of the float model; None for tokens and for fewer than three images
@@ -90,7 +90,7 @@ class OutputVectors:
         return found
 
     def comparable(self, floats: Vectors, codes: Integers) -> tuple[Vectors, Vectors]:
-        """Return the values of both [N, ..., C]; for sign bits, which the float model packs as well, +1 and -1."""
+        """Return the values of the float model and of the program [N, ..., C]; for sign bits, packed in both, +1 and -1."""
         exact = decode(self.info, floats.astype(np.uint8)) if self.info.kind == SIGNS else floats
         return exact, decode(self.info, codes)
 
@@ -114,7 +114,7 @@ class OutputVectors:
         return np.where(rows[:, 0] == np.arange(len(rows)), rows[:, 1], rows[:, 0])
 
     def worst(self, count: int) -> list[int]:
-        """Return the positions of the images with the lowest cosines, lowest first; of equal ones the earlier first."""
+        """Return the positions of the images with the lowest cosines, lowest first; among equal cosines, the earlier first."""
         order: list[int] = np.argsort(np.array(self.cosines), kind="stable")[:count].tolist()
         return order
 
@@ -140,7 +140,7 @@ class OutputVectors:
 def cosines(first: Vectors, second: Vectors) -> Floats:
     """Return the cosine between the vectors [N, ..., C] of each image, averaged over all axes between N and C: f64 [N].
 
-    Two zero vectors have cosine 1; one zero vector has cosine 0 to any other.
+    The cosine of two zero vectors is 1; the cosine of a zero vector and any other vector is 0.
     """
     a, b = (each.astype(np.float64) for each in (first, second))
     dots, squares = (a * b).sum(-1), (a * a).sum(-1) * (b * b).sum(-1)

@@ -42,7 +42,7 @@ def replacing_folder(path: str | Path, also: tuple[str, ...] = ()) -> Iterator[P
 
 
 def _put(temporary: Path, target: Path) -> None:
-    if target.exists():  # also if it is empty: not every system can rename over a folder
+    if target.exists():  # even if it is empty: not every system can rename over a folder
         old = temporary_path(target, ".old")
         os.replace(target, old)
         try:

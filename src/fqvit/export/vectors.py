@@ -64,8 +64,8 @@ def export(program: Program, path: str | Path, image: str | Path | NDArray[np.ui
 def test_picture(preprocess: Preprocess) -> NDArray[np.uint8]:
     """Return a fixed uint8 image [H, W, C]: a gradient with a checkerboard in the middle, computed with integers only.
 
-    pixel[y, x, c] = ((255 y // H + 255 x // W) // 2 + 31 c) mod 256, or 255 minus that if y and x are both in the middle
-    half and y // 3 + x // 3 is odd
+    pixel[y, x, c] = ((255 * y // H + 255 * x // W) // 2 + 31 * c) mod 256, or 255 minus this value if y and x are both in the
+    middle half and y // 3 + x // 3 is odd
     """
     height, width, channels = preprocess.height, preprocess.width, preprocess.channels
     y, x, c = np.ogrid[0:height, 0:width, 0:channels]

@@ -1,6 +1,6 @@
 """Handlers of matrix products of two activations, and of the softmax between them.
 
-The text of a NotImplementedError continues the name of the op, which read.py puts in front.
+The text of a NotImplementedError is the second half of a sentence: read.py puts the name of the op in front of it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _unified(view: View) -> View:
 
 
 def _context(reader: Reader, attention: View, v: View, shape: tuple[int, ...]) -> View:
-    """attention [.., H, M, N], v [.., H, N, D] -> [.., M, H D] as layout, [.., H, M, D] as view"""
+    """attention [.., H, M, N], v [.., H, N, D] -> [.., M, H * D] as layout, [.., H, M, D] as view"""
     *windows, heads, rows, _ = attention.shape
     width = v.shape[-1]
     step = reader.step("context", [attention, v], (*windows, rows, heads * width))
@@ -166,7 +166,7 @@ def attention(
     scale: float | None = None,
     **rest: Any,
 ) -> View:
-    """scaled_dot_product_attention: softmax(q k^T scale + mask) v"""
+    """scaled_dot_product_attention: softmax(q @ k^T * scale + mask) @ v"""
     width = q.shape[-1]
     factor = torch.tensor(1 / math.sqrt(width) if scale is None else scale, dtype=torch.float64)
     scores = matmul(reader, q, k.transposed(-1, -2) if isinstance(k, View) else k.transpose(-1, -2)).scaled(factor)
@@ -209,7 +209,7 @@ def einsum(reader: Reader, equation: str, operands: list[View | Tensor], **rest:
 
 
 def baddbmm(reader: Reader, term: View | Tensor, a: View, b: View, beta: float = 1, alpha: float = 1) -> View | Pending:
-    """beta term + alpha a b"""
+    """beta * term + alpha * (a @ b)"""
     product = matmul(reader, a, b).scaled(torch.tensor(float(alpha)))
     if beta == 0:
         return product
@@ -217,7 +217,7 @@ def baddbmm(reader: Reader, term: View | Tensor, a: View, b: View, beta: float =
 
 
 def addmm(reader: Reader, term: Tensor, x: View, weight: Tensor, beta: float = 1, alpha: float = 1) -> View | Pending:
-    """beta term + alpha x weight"""
+    """beta * term + alpha * (x @ weight)"""
     if beta == alpha == 1 and isinstance(weight, Tensor) and isinstance(term, Tensor) and term.ndim == 1:
         return linear(reader, x, weight.T.contiguous(), term)
     return baddbmm(reader, term, x, weight, beta, alpha)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from fqvit.frontend.read import read
 from fqvit.frontend.rewrite import REWRITES
 from fqvit.models.graph import Captured
 
-TOLERANCE = 2e-3  # relative to the largest output; float32 rounding in another order stays far below
+TOLERANCE = 2e-3  # relative to the largest output; another order of float32 operations causes far smaller differences
 MANY_PIXELS = 256 * 256  # larger images are compared one at a time
 
 

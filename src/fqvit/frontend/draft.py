@@ -5,7 +5,7 @@ between two steps is a *view*:
 
     view[i] = scale[i] * value[index[i]] + offset[i]
 
-`value` is the output of one step, or of several steps one after the other, flattened; index -1 stands for 0. Reshaping,
+`value` is the flattened output of one step, or those of several steps, concatenated; index -1 stands for 0. Reshaping,
 permuting, slicing, rolling, padding and concatenating a view are ordinary torch functions applied to its index, scale and
 offset, so no kind of data movement needs code of its own. Constants are views without a value: index -1 everywhere.
 

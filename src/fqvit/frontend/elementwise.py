@@ -113,7 +113,7 @@ def mul(reader: Reader, a: Operand | Pending, b: Operand | Pending) -> View | Pe
 
 
 def _gated(reader: Reader, value: View, gate: View) -> View | None:
-    """If gate = f(value), return x f(x) as one function, such as x sigmoid(1.702 x); otherwise None."""
+    """If gate = f(value), return x * f(x) as one function, such as x * sigmoid(1.702 * x); otherwise None."""
     if not (value.is_plain and gate.is_plain) or gate.step.kind != "activation":
         return None
     inner = gate.step.inputs[0]
@@ -141,7 +141,7 @@ def div(reader: Reader, a: Operand, b: Operand | Pending, rounding_mode: str | N
 def _apply(
     reader: Reader, x: View, name: str, function: Callable[[Tensor], Tensor], restore: Callable[[Step], View] | None = None
 ) -> View:
-    """Apply a function of one variable to every element. One scale and one offset for all elements become part of it."""
+    """Apply a function of one variable to every element. A scale and offset that all elements share become part of it."""
     x = pruned(x)
     if restore is None:
         x, restore = natural(x)

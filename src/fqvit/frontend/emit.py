@@ -170,7 +170,7 @@ class Emitter:
 
     def _affine(self, step: Step) -> None:
         channels = step.shape[-1]
-        lead = step.shape[:-1] or (1,)  # the op Depthwise reads rows: a vector becomes one row, and the row a vector again
+        lead = step.shape[:-1] or (1,)  # the op Depthwise reads rows: a vector becomes a row, and the result a vector again
         index = torch.arange(step.size // channels).view(*lead, 1)
         leaf = general.Depthwise(index, step.data["weight"].float(), step.data["bias"].float(), self.roles[step])
         x = self.value(step.inputs[0].reshaped(*lead, channels), self._name(step), narrow=True)
@@ -250,7 +250,7 @@ class Emitter:
         self.step(step, leaf, (q, k), (table,))
 
     def _heads(self, scores: Step) -> tuple[str, str]:
-        """Return the names of the nodes of Q and K; both are parts of one linear layer if Q, K and V all are."""
+        """Return the names of the nodes of Q and K. If Q, K and V are parts of one linear layer, the nodes are Heads of it."""
         path = scores.path
         context = self._context_of(scores)
         found = attention_operands(context) if context is not None else None

@@ -39,7 +39,7 @@ def scale_terms_of_sums(draft: Draft) -> None:
 
 
 def fold_into_producer(draft: Draft) -> None:
-    """Fold a factor and a term per channel into the linear layer, convolution or norm before it: LayerScale, batch norm.
+    """Fold per-channel factors and terms (LayerScale, batch norm) into the linear layer, convolution or norm before them.
 
     All readers of a channel must apply the same factor and the same term to it.
     """
@@ -83,7 +83,7 @@ def _per_channel(view: View, step: Step, scale: Tensor, term: Tensor, known: Ten
 
 
 def fold_into_consumer(draft: Draft) -> None:
-    """Fold a factor and a term per input channel into the linear layer or depthwise convolution after it.
+    """Fold factors and terms per input channel into the linear layer or depthwise convolution after them.
 
     Examples: batch norm before a layer, normalised pixels.
     """

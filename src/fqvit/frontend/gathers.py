@@ -71,7 +71,7 @@ def without_repeated_axes(view: View) -> View:
 
 
 def partners(own: Tensor, others: Tensor, used: Tensor) -> Tensor | None:
-    """Return the channel p[c] with others[r, c] = own[r, p[c]] in all rows r where others[r, c] is used; None if there is none.
+    """Return channels p [C] with others[r, c] = own[r, p[c]] in all rows r where others[r, c] is used; None if some c has none.
 
     own, others, used: [R, C]. Rows may be repeated (grouped-query attention).
     """

@@ -16,7 +16,7 @@ Operand = View | Tensor | float | int
 
 @dataclass
 class Reader:
-    """The state while a graph is read. path: of the module that the current op belongs to"""
+    """The state while a graph is read. path: the path of the module that the current op belongs to"""
 
     path: str = ""
 
@@ -28,7 +28,7 @@ class Reader:
 class Pending:
     """A value that is supported only inside a normalisation: x^2, its mean over an axis, or the Euclidean norm.
 
-    kind: "square", "mean" (of squares), "norm" or "inverse" (1 / sqrt(mean + eps))   axis: over which x is normalised
+    kind: "square", "mean" (of squares), "norm" or "inverse" (1 / sqrt(mean + eps))   axis: the axis over which x is normalised
     """
 
     kind: str

@@ -168,7 +168,7 @@ def _call_wrapped(target: Any, args: Any, reader: Reader) -> Any:
 
 def _move(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     view = args[0]
-    if isinstance(view, Pending):  # a norm that is broadcast to the shape of what it divides
+    if isinstance(view, Pending):  # a norm that is broadcast to the shape of the value it divides
         return view
     if not isinstance(view, View):
         raise NotImplementedError("with an index that depends on the image is not supported")

@@ -1,6 +1,6 @@
 """Handlers of average pooling and interpolation: every output is a weighted sum of input positions, with constant weights.
 
-Each axis has a matrix of weights, which torch itself computes from unit vectors: y = A_h x A_w^T per channel. Positions with
+Each axis has a matrix of weights, which torch computes from unit vectors: y = A_h @ x @ A_w^T per channel. Positions with
 the same weights share the taps of one depthwise step: each distinct list of weights has its own taps, and a position leaves the
 taps of the other lists empty. An average over the valid neighbours of a 3x3 window, for example, has 9 taps of 1/9, 6 of 1/6
 and 4 of 1/4. If all lists together have more than MAX_TAPS taps, two linear layers replace the

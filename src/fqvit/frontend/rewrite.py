@@ -143,7 +143,7 @@ def attention_operands(context: Step) -> tuple[View, View, View] | None:
 
 
 def splits_heads(view: View, part: int) -> bool:
-    """Return whether a view is part 0, 1 or 2 of a linear layer's output [..., T, 3 H D], as [..., H, T, D]."""
+    """Return whether a view is part 0, 1 or 2 of a linear layer's output [..., T, 3 * H * D], as [..., H, T, D]."""
     if not view.is_plain or len(view.shape) < 3:
         return False
     *front, heads, tokens, width = view.shape
@@ -190,7 +190,7 @@ def is_attention_input(draft: Draft, step: Step, readers: list[tuple[Step | None
 
 
 def rotate_before_heads(draft: Draft) -> None:
-    """Put the channels of all heads side by side where rotary positions differ between heads: [H, T, D] -> [T, H D]"""
+    """Put the channels of all heads side by side where rotary positions differ between heads: [H, T, D] -> [T, H * D]"""
     for step, readers in draft.readers().items():
         if step.kind != "rotary" or len(step.shape) != 3 or not any(_differs(view) for view in step.inputs):
             continue

@@ -1,4 +1,4 @@
-"""Handlers of convolutions, reductions and max pooling: gathers of neighbourhoods before a linear layer, a mean or a maximum.
+"""Handlers of convolutions, reductions and max pooling: gather windows, then apply a linear layer, mean or maximum.
 
 See also: resample.py (average pooling, interpolation).
 """

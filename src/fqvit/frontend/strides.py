@@ -62,7 +62,7 @@ def _gathered(found: Strided, size: int) -> Tensor:
 
 
 def _axes(flat: Tensor) -> list[tuple[int, int]] | None:
-    """Factor a sequence into axes (count, stride), outermost first: flat = base + sum of i_axis stride_axis."""
+    """Factor a sequence into axes (count, stride), outermost first: flat = base + sum of i_axis * stride_axis."""
     axes: list[tuple[int, int]] = []
     while flat.numel() > 1:
         steps = flat.diff()

@@ -42,7 +42,7 @@ PLAN = "plan.json"
 
 @dataclass(frozen=True)
 class Job:
-    """What to compute. wanted: the outputs. rename: from the name of an image in the source to the name in the file."""
+    """What to compute. wanted: the outputs. rename: maps the name of an image in the source to its name in the file."""
 
     model: ProgramModel
     source: Source
@@ -68,9 +68,9 @@ class Job:
 
 @dataclass
 class Done:
-    """images: in the file. resumed: how many of them an earlier run had embedded. skipped: (name, reason) of unreadable images.
+    """images: number of images in the file. resumed: how many of them an earlier run had embedded.
 
-    seconds: spent in the engine by this worker.
+    skipped: (name, reason) of unreadable images. seconds: time spent in the engine by this worker.
     """
 
     images: int = 0
@@ -88,7 +88,7 @@ def embed_file(job: Job, out: Path, workers: Workers = SINGLE_PROCESS, progress:
     folder = PartsFolder(out, job.digest, job.parts)
     if workers.first:
         folder.prepare()
-    workers.broadcast(None)  # the folder exists
+    workers.broadcast(None)  # wait until the folder exists
     done = Done()
     with folder.removed_if_useless(workers.first):
         mine = workers.share(job.parts)
@@ -230,7 +230,7 @@ class PartsFolder(Sequence[Embeddings]):
             raise IndexError(number)
         found = embeddings.read(self.path(number))
         if found.source != self.digest:
-            raise FqvitError(f"{self.out}: another run, with other inputs, writes to it at the same time. Choose another file.")
+            raise FqvitError(f"{self.out}: another run, with other inputs, is writing to it. Choose another file.")
         return found
 
 

@@ -24,7 +24,7 @@ class Embedder:
     """
 
     def __init__(self, path: Path, output: str | None = None, engine: Engine | None = None) -> None:
-        """output: its name; None: the first one that is an embedding. engine: the program, if it is loaded already"""
+        """output: the name of the output; None: the first embedding. engine: an engine with this program, if already loaded"""
         self.path, self.engine = path, engine or Engine(path)
         outputs = {info.name: info for info in self.engine.outputs}
         self.info = searchable(outputs, str(path), output)
@@ -34,13 +34,13 @@ class Embedder:
         return self.engine.run_all(images)[self.position]
 
     def similarity(self, gallery: Codes) -> Callable[[Codes], Ints]:
-        """Return a function from queries [Q, C] to their integer cosines to the gallery [G, C]: i64 [Q, G]."""
+        """Return a function that maps queries [Q, C] to integer cosine similarities with the gallery [G, C]: i64 [Q, G]."""
         if self.info.kind == SIGNS:
             return BinaryIndex(gallery).scores
         return partial(Index(gallery, self.info.zero, self.engine.threads).scores, zero=self.info.zero)
 
     def check_text(self, path: str, text: TextClasses) -> None:
-        """Raise FqvitError if text embeddings cannot be compared with this output. path: of the text embeddings"""
+        """Raise FqvitError if text embeddings cannot be compared with this output. path: file of the text embeddings"""
         if self.info.kind == SIGNS:
             raise FqvitError(f"{self.path}: output {self.info.name!r} has sign bits only. Choose another output (--output).")
         text.check_length(path, self.info.shape[0], f"output {self.info.name!r} of {self.path}")

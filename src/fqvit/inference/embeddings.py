@@ -27,10 +27,10 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=2**28)]
 
 @dataclass(frozen=True)
 class Info:
-    """What the integers of one output mean: value = (code - zero) scale 2^alpha[c]
+    """What the integers of one output mean: value = (code - zero) * scale * 2^alpha[c]
 
     name: unique among the outputs of a program   kind: as in ir/program.py   dtype: u8, u16 or i32
-    shape: of one image   alpha: one exponent per channel, the last axis; empty: all 0
+    shape: without the axis of the images   alpha: one exponent per channel, the last axis; empty: all 0
     Kind `signs`: each byte has eight sign bits, the first in the most significant bit; 1 means a value above 0.
     """
 
@@ -63,7 +63,7 @@ class Embeddings:
         return len(self.names)
 
     def output(self, name: str | None = None) -> Info:
-        """Return what is known about an output. None: the first one."""
+        """Return the description of an output. None: the first output."""
         if name is None:
             return next(iter(self.info.values()))
         if name not in self.info:
@@ -142,7 +142,7 @@ def write(path: str | Path, embeddings: Embeddings) -> None:
 
 
 def write_parts(path: str | Path, parts: Sequence[Embeddings]) -> None:
-    """Write consecutive parts as one file. Each is accessed several times, so a sequence may read its items from files."""
+    """Write consecutive parts as one file. Each part is read several times; `parts` may load its items from files."""
     path, first = Path(path), parts[0]
     outputs = tuple(first.info.values())
     count = 0

@@ -25,7 +25,7 @@ from fqvit.system.progress import Progress
 
 Format = Literal["parquet", "safetensors"]
 PIECE = 10_000
-TOLERATED = 10  # unreadable images of one file; over all files at most 1 %, as everywhere
+TOLERATED = 10  # unreadable images allowed per file; of all images, at most 1 % may be unreadable, as everywhere
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass
 class FolderDone(Done):
-    """The sum over all files. files: number of all files. kept: those that were complete before. names: of the files."""
+    """The sum over all files. files: number of files. kept: how many were complete before. names: names of the files."""
 
     files: int = 0
     kept: int = 0
@@ -50,14 +50,14 @@ class FolderDone(Done):
 
 
 def pieces(places: Sequence[Path], preprocess: Preprocess, out: Path) -> tuple[list[Piece], Source | None]:
-    """Return one piece per output file, in order, and the images if the pieces are parts of them.
+    """Return one piece per output file, in order, and the images if all pieces are parts of the same images (no archives).
 
     Raises FqvitError if an input file is in the folder `out`, where it could be overwritten.
     """
     found = archives(places)
     inside = next((path for path in found if path.parent.resolve() == out.resolve()), None)
     if inside is not None:
-        raise FqvitError(f"{out}: has the input {inside.name}, which could be overwritten. Choose another folder.")
+        raise FqvitError(f"{out}: contains the input {inside.name}, which could be overwritten. Choose another folder.")
     if found:
         return [Piece((path,), path.stem) for path in found], None
     images = open_images(places, preprocess)
@@ -74,7 +74,7 @@ def embed_piece(
     batch: int = BATCH,
     images: Source | None = None,
 ) -> FolderDone:
-    """Embed one piece into out/NAME.KIND, unless that file is complete. out must exist. images: those of `pieces`, if known"""
+    """Embed one piece into out/NAME.KIND, unless that file is complete. out must exist. images: from `pieces`, if known"""
     if piece.first is None:
         source = open_unlabelled(piece.places[0], model.preprocess)
     else:

@@ -27,19 +27,19 @@ from fqvit.errors import FqvitError
 from fqvit.system.files import replacing
 
 Integers: TypeAlias = "np.ndarray[Any, Any]"
-KEY = "fqvit_embeddings"  # of the JSON in the metadata
+KEY = "fqvit_embeddings"  # key of the JSON in the metadata
 NAMES = "names"  # the tensor with the names in a .safetensors file
 NAME = "name"  # the column with the names in a .parquet file
 DTYPES: dict[str, np.dtype[Any]] = {"u8": np.dtype("u1"), "u16": np.dtype("<u2"), "i32": np.dtype("<i4")}
 SAFETENSORS = {"u8": "U8", "u16": "U16", "i32": "I32"}
-ROWS_PER_GROUP = 4096  # rows of a row group of a .parquet file: what a reader must hold in memory
+ROWS_PER_GROUP = 4096  # rows per row group of a .parquet file; a reader holds at least one row group in memory
 INSTALL = 'Run `pip install "fqvit[parquet]"`.'
 DAMAGED = "The file is damaged or was not written by fqvit."
 
 
 @dataclass(frozen=True)
 class Column:
-    """One output. dtype: a key of DTYPES. shape: of one image."""
+    """One output. dtype: a key of DTYPES. shape: without the axis of the images."""
 
     name: str
     dtype: str
@@ -67,7 +67,7 @@ class Content:
 
 
 def write_npy(path: Path, text: str, columns: Sequence[Column], count: int, parts: Iterable[Rows]) -> None:
-    """Write NAME.npy and NAME.json. If the process is killed, the old files, the new ones, or no .json file remain."""
+    """Write NAME.npy and NAME.json. If the process is killed, both files are old, both are new, or there is no .json file."""
     if len(columns) != 1:
         names = ", ".join(column.name for column in columns)
         raise FqvitError(f"{path}: a .npy file holds one output, got {names}. Choose one, or write .safetensors or .parquet.")
@@ -83,7 +83,7 @@ def write_npy(path: Path, text: str, columns: Sequence[Column], count: int, part
             for number, name in enumerate(name for rows in parts for name in rows.names):
                 described.write((",\n" if number else "\n") + json.dumps(name, ensure_ascii=False))
             described.write("]}\n")
-        beside.unlink(missing_ok=True)  # a .npy file without a .json file is rejected; with an old one, names would be wrong
+        beside.unlink(missing_ok=True)  # a .npy file without .json is rejected; with an old .json, names would be wrong
 
 
 def read_npy(path: Path) -> Content:
@@ -111,7 +111,7 @@ def write_safetensors(path: Path, text: str, columns: Sequence[Column], count: i
     taken = next((column.name for column in columns if column.name == NAMES), None)
     if taken is not None:
         raise FqvitError(f"{path}: an output is called {taken}, but that tensor holds the image names. Choose another name.")
-    columns = sorted(columns, key=lambda column: -DTYPES[column.dtype].itemsize)  # aligned, as safetensors itself does it
+    columns = sorted(columns, key=lambda column: -DTYPES[column.dtype].itemsize)  # aligns all tensors, as safetensors does
     entries: dict[str, object] = {"__metadata__": {KEY: text}}
     offset = 0
     for column in columns:
@@ -174,7 +174,7 @@ def write_parquet(path: Path, text: str, columns: Sequence[Column], count: int, 
     kinds = {"u8": arrow.uint8(), "u16": arrow.uint16(), "i32": arrow.int32()}
     lists = {column.name: arrow.list_(kinds[column.dtype], math.prod(column.shape)) for column in columns}
     schema = arrow.schema([(NAME, arrow.string()), *lists.items()], metadata={KEY: text})
-    # Codes hardly shrink, and names hardly repeat.
+    # Compression hardly shrinks codes, so only names are compressed; names hardly repeat, so dictionaries are of no use.
     with replacing(path) as temporary, temporary.open("wb") as file:
         writer = parquet.ParquetWriter(file, schema, compression={NAME: "zstd"}, use_dictionary=False)
         try:
@@ -219,7 +219,7 @@ def read_parquet(path: Path) -> Content:
 
 
 def text_of(path: Path) -> str | None:
-    """Return the JSON of a .safetensors or .parquet file without reading its vectors; None if it has none."""
+    """Return the JSON of a .safetensors or .parquet file without reading its vectors; None if it has no such JSON."""
     if path.suffix.lower() == ".parquet":
         arrow, parquet = _pyarrow(path)
         try:
@@ -253,7 +253,7 @@ def _write_array(file: IO[bytes], array: Integers, column: Column) -> None:
 
 def _checked_names(path: Path, names: object) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FqvitError(f"{path}: the names of the images are not a list of texts. {DAMAGED}")
+        raise FqvitError(f"{path}: the names of the images are not a list of strings. {DAMAGED}")
     return names
 
 

@@ -6,8 +6,9 @@ input size. Needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
@@ -16,36 +17,34 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fqvit.data.images import decode_ahead, read_image
+from fqvit.data.images import decode_ahead, image_names, read_image
 from fqvit.errors import FqvitError
 from fqvit.inference.embeddings import Embeddings, Info, storable
+from fqvit.inference.results import Classification, Classifications, best_scores
 from fqvit.ir.file import DETECTOR, kind_of
 from fqvit.runtime.native import Engine
+from fqvit.system.hub import local_program
 
 if TYPE_CHECKING:
     from fqvit.detect.fixed.found import IntegerFound
+    from fqvit.ir.program import Program
 
 OneImage: TypeAlias = "str | Path | Image.Image | NDArray[np.uint8]"
 Images: TypeAlias = "OneImage | Sequence[OneImage]"
 BATCH = 16
 
 
-@dataclass(frozen=True)
-class Score:
-    """A class of a classified image. index: class index   name: None if the file has no class names   logit: code * scale"""
-
-    index: int
-    name: str | None
-    logit: float
-    code: int
-
-
-def load(path: str | Path, threads: int | None = None) -> Model:
+def load(path: str | Path | Program, threads: int | None = None) -> Model:
     """Load a .fqvit file: a program or a detector. Raises FqvitError if it is neither or does not verify.
 
+    path: of the file; hf:ORG/NAME[/FILE.fqvit][@REVISION] on the Hugging Face Hub; or a program in memory
     threads: None uses every core available to this process. The results are the same for every number of threads.
     """
-    path = Path(path)
+    if not isinstance(path, str | os.PathLike):
+        if type(path).__name__ != "Program":
+            raise FqvitError(f"load: {type(path).__name__}, expected a .fqvit file, hf:ORG/NAME or a Program.")
+        return ProgramModel(path, threads)
+    path = local_program(path)
     return DetectorModel(path, threads) if kind_of(path) == DETECTOR else ProgramModel(path, threads)
 
 
@@ -59,6 +58,9 @@ class Model:
         self.path, self.name, self.fingerprint = path, name, fingerprint
         self._does = does
 
+    def __repr__(self) -> str:
+        return f"{self.name}: {self._does} ({self.path}, fingerprint {self.fingerprint[:12]})"
+
     @property
     def outputs(self) -> dict[str, Info]:
         """What the program returns, by name, in the order of the file; empty for a detector."""
@@ -69,13 +71,13 @@ class Model:
         raise self._cannot("embed")
 
     @overload
-    def classify(self, images: str | Path | Image.Image, top: int = 5) -> list[Score]: ...  # type: ignore[overload-overlap]
+    def classify(self, images: str | Path | Image.Image, top: int = 5) -> Classification: ...  # type: ignore[overload-overlap]
     @overload
-    def classify(self, images: NDArray[np.uint8], top: int = 5) -> list[Score] | list[list[Score]]: ...
+    def classify(self, images: NDArray[np.uint8], top: int = 5) -> Classification | Classifications: ...
     @overload
-    def classify(self, images: Sequence[OneImage], top: int = 5) -> list[list[Score]]: ...
-    def classify(self, images: Images, top: int = 5) -> list[Score] | list[list[Score]]:
-        """Return the `top` classes of an image, best first; for several images, one such list per image."""
+    def classify(self, images: Sequence[OneImage], top: int = 5) -> Classifications: ...
+    def classify(self, images: Images, top: int = 5) -> Classification | Classifications:
+        """Return the `top` classes of an image, best first; for several images or a folder, one such list per image."""
         raise self._cannot("classify")
 
     @overload
@@ -88,6 +90,10 @@ class Model:
         """Return the detections of an image, best first; for several images, one result per image."""
         raise self._cannot("detect")
 
+    def run(self, pixels: NDArray[np.uint8], wanted: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
+        """Return outputs, by name, for images of the program's input size, u8 [N, H, W, C]. wanted: names; None: all outputs"""
+        raise self._cannot("run")
+
     def _cannot(self, method: str) -> FqvitError:
         return FqvitError(f"{self.path}: {self.name} {self._does}, so it has no {method}().")
 
@@ -95,8 +101,9 @@ class Model:
 class ProgramModel(Model):
     """A program: a classifier, or a model that returns embeddings. engine: runs it on arrays of its input size."""
 
-    def __init__(self, path: Path, threads: int | None = None) -> None:
-        self.engine = Engine(path, threads)
+    def __init__(self, program: Path | Program, threads: int | None = None) -> None:
+        self.engine = Engine(program, threads)
+        path = program if isinstance(program, Path) else Path(program.header.model)
         header = self.engine.header
         does = f"gives {', '.join(output.kind for output in header.outputs)}"
         super().__init__(path, header.model, self.engine.fingerprint, does)
@@ -109,26 +116,24 @@ class ProgramModel(Model):
         return dict(self._outputs)
 
     def embed(self, images: Images, output: str | Sequence[str] | None = None) -> Embeddings:
-        wanted = self.chosen(output)
-        found = [self.run(pixels, wanted) for pixels in self._batches(_listed(images))]
+        wanted, listed = self.chosen(output), _listed(images)
+        found = [self.run(pixels, wanted) for pixels in self._batches(listed)]
         empty = self.run(np.zeros((0, *self.engine.input_shape), np.uint8), wanted)
         vectors = {name: np.concatenate([empty[name], *(part[name] for part in found)]) for name in wanted}
-        names = [storable(_name(image, number)) for number, image in enumerate(_listed(images))]
+        names = [storable(_name(image, number)) for number, image in enumerate(listed)]
         return Embeddings(names, vectors, wanted, self.name, self.fingerprint)
 
     def classify(self, images: Any, top: int = 5) -> Any:
         if self.engine.header.output.kind != "logits":
             raise self._cannot("classify")
         scale = self.engine.header.output.scale
-        results: list[list[Score]] = []
-        for pixels in self._batches(_listed(images)):
-            for codes in self.engine.run(pixels):
-                best = np.argsort(-codes.astype(np.int64), kind="stable")[:top].tolist()
-                results.append([self._score(index, int(codes[index]), scale) for index in best])
+        listed = _listed(images)
+        codes = [row for pixels in self._batches(listed) for row in self.engine.run(pixels)]
+        results = Classifications(
+            Classification(best_scores(row, scale, self.classes, top), _name(image, number))
+            for number, (row, image) in enumerate(zip(codes, listed, strict=True))
+        )
         return results[0] if _is_single(images) else results
-
-    def _score(self, index: int, code: int, scale: float) -> Score:
-        return Score(index, None if self.classes is None else self.classes[index], code * scale, code)
 
     def chosen(self, output: str | Sequence[str] | None) -> dict[str, Info]:
         """Return the named outputs in the order given; None: all of them. A string may be comma-separated."""
@@ -141,10 +146,9 @@ class ProgramModel(Model):
             raise FqvitError(f"{self.path}: no output {missing or ''!r}, it has {has}. Choose among these, or quantize again.")
         return {name: self._outputs[name] for name in names}
 
-    def run(self, pixels: NDArray[np.uint8], wanted: dict[str, Info]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the wanted outputs for images of the program's input size, u8 [N, H, W, C]."""
+    def run(self, pixels: NDArray[np.uint8], wanted: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
         results = dict(zip(self._outputs, self.engine.run_all(pixels), strict=True))
-        return {name: results[name] for name in wanted}
+        return results if wanted is None else {name: results[name] for name in wanted}
 
     def _batches(self, images: Sequence[OneImage]) -> Iterator[NDArray[np.uint8]]:
         def read(index: int) -> NDArray[np.uint8]:
@@ -176,7 +180,8 @@ class DetectorModel(Model):
         for number, image in enumerate(_listed(images)):
             if isinstance(image, str | Path):
                 image = read_rgb(image)
-            found.append(self.detector.detect_image(_as_image(image, number)))
+            one = self.detector.detect_image(_as_image(image, number))
+            found.append(replace(one, classes=self.classes))
         return found[0] if _is_single(images) else found
 
 
@@ -188,13 +193,20 @@ def described(engine: Engine) -> list[Info]:
 def _is_single(images: Images) -> bool:
     if isinstance(images, np.ndarray):
         return images.ndim < 4
-    return isinstance(images, str | Path | Image.Image)
+    if isinstance(images, str | Path):
+        return not os.path.isdir(images)
+    return isinstance(images, Image.Image)
 
 
 def _listed(images: Any) -> Sequence[OneImage]:
-    """Return the images as a sequence. An array with four axes is several images."""
+    """Return the images as a sequence. An array with four axes is several images, and so is a folder."""
     if _is_single(images):
         return [images]
+    if isinstance(images, str | Path):
+        return [Path(images) / name for name in image_names(Path(images))]
+    if not isinstance(images, Iterable):
+        kind = type(images).__name__
+        raise FqvitError(f"images: {kind}, expected paths, a folder, PIL images or uint8 arrays.")
     return images if isinstance(images, Sequence | np.ndarray) else list(images)  # type: ignore[return-value]
 
 

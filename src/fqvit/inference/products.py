@@ -1,7 +1,7 @@
 """Multiply integer vectors exactly on the engine's kernels, and turn dot products into integer cosines.
 
 A set of queries becomes a program with one Linear op: its weights are the queries, its input rows are the codes of the gallery
-as they are stored. So nothing of the gallery is copied or packed, and it may be a memory-mapped file. Weights are i8: larger
+as they are stored. So the gallery is neither copied nor packed, and it may be a memory-mapped file. Weights are i8: larger
 queries are split into digits of base 128, u16 rows into their two bytes, and the partial products are added in int64.
 Products are exact, and cosines are a fixed integer function of them, so every machine gets the same results.
 
@@ -44,7 +44,8 @@ class Products:
         self.count, self.length = queries.shape
         self.bytes_per_value = row_dtype.itemsize
         digits = _digits(queries)
-        # Column (digit, byte, query): the digit of the query at the bytes of that significance, 0 elsewhere.
+        # Column (digit, byte, query) holds this digit of the query for the low (0) or high (1) bytes of a row; the other
+        # bytes have weight 0.
         weights = np.zeros((len(digits), self.bytes_per_value, self.count, self.length, self.bytes_per_value), np.int8)
         for byte in range(self.bytes_per_value):
             weights[:, byte, ..., byte] = np.stack(digits)

@@ -1,4 +1,4 @@
-"""Search for the nearest embeddings by cosine, or by equal bits for binary embeddings, in integers only.
+"""Search for the nearest embeddings by cosine similarity, or by Hamming distance for binary ones, with integers only.
 
     index = Index(codes, zero)
     found = index.search(query_codes, query_zero, count=5)
@@ -22,7 +22,7 @@ from fqvit.inference.products import ONE, Codes, Ints, Norms, Products, candidat
 from fqvit.ir.fixed import round_divide
 
 MIDDLE = 1 << 15  # zero point of reduced i32 vectors
-POSITION_BITS = 37  # of a sort key: cosine 2^37 - position
+POSITION_BITS = 37  # bits of the position in a sort key: cosine * 2^37 - position
 NORM_ROWS = 1 << 16  # rows whose norms are computed at a time
 POPCOUNT = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 
@@ -54,8 +54,8 @@ class Neighbours:
 class Index:
     """Embeddings to search in: codes [N, C] of dtype u8, u16 or i32, value = code - zero, up to a common scale.
 
-    u8 and u16 codes are used in place, for example memory-mapped. i32 values are reduced to 16 bits: shifted right by the same
-    number of bits, the smallest for which all fit, and rounded.
+    u8 and u16 codes are used in place, for example memory-mapped. i32 values are reduced to 16 bits: all are shifted right and
+    rounded, by the smallest number of bits for which all of them fit.
     """
 
     def __init__(self, codes: Codes, zero: int = 0, threads: int | None = None) -> None:
@@ -112,7 +112,7 @@ class BinaryIndex:
         return len(self.signs)
 
     def search(self, queries: Codes, zero: int = 0, count: int = 5) -> Neighbours:
-        """Return the `count` rows that have the most bits in common with each query. queries: u8 [Q, B]   zero: must be 0"""
+        """Return the `count` rows with the smallest Hamming distance to each query. queries: u8 [Q, B]   zero: must be 0"""
         best = [_Best(count) for _ in queries]
         for i, block, scores in self._scores(queries, zero):
             best[i].add(np.arange(block.start, block.stop), scores)
@@ -184,7 +184,7 @@ def reduced(codes: Codes, zero: int) -> tuple[Codes, int]:
 
 
 class _Best:
-    """Collect the best rows of one query block by block. Keys are score 2^37 - row: unique, so their order is total."""
+    """Collect the best rows of one query block by block. Keys are score * 2^37 - row: unique, so their order is total."""
 
     def __init__(self, count: int) -> None:
         if count < 1:

@@ -6,7 +6,7 @@ A file of text embeddings is an .npz file with two arrays, as numpy.savez writes
     names: str [classes]
 
 Rule for quantizing text: normalise each prompt to length 1, average the prompts of a class, normalise again, and round to
-codes of 15 bits, round(16383 t). No floats are used after that: scores are the integer cosines of search.py.
+15-bit codes, round(16383 * t). No floats are used after that: scores are the integer cosines of search.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fqvit.inference.products import MAX_LENGTH
 from fqvit.inference.search import MIDDLE, Index
 
 LARGEST = (1 << 14) - 1  # code of the value 1
-MOST_BYTES = 1 << 30  # of the arrays of a file
+MOST_BYTES = 1 << 30  # largest total size of the arrays in a file
 EXPECTED = "an .npz file with the arrays embeddings (float [classes, C]) and names (str [classes])"
 
 

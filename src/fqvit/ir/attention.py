@@ -17,7 +17,7 @@ from fqvit.ir.value import Int, Proof, Scope, Value, magnitude
 
 
 class MatMul(Op, frozen=True, tag="matmul"):
-    """acc[..., m, n] = sum_k (a[..., m, k] - a_zero) (b[..., n, k] - b_zero) + bias[index[m, n], h]
+    """acc[..., m, n] = (sum_k (a[..., m, k] - a_zero) * (b[..., n, k] - b_zero)) + bias[index[m, n], h]
 
     y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
 
@@ -124,7 +124,7 @@ class LogSoftmax(Op, frozen=True, tag="log_softmax"):
 
     e = table[max(x) - x],   S = sum e,   y = clamp(ilog2_round(round(S / e)), 0, 2^bits - 1);   e = 0 gives the last code
 
-    x: u8 or u16 [..., H, M, T]   table: i32 [n], proportional to exp(-s_x d) for the distance d; d >= n reads the last entry
+    x: u8 or u16 [..., H, M, T]   table: i32 [n], proportional to exp(-s_x * d) for distance d; d >= n reads the last entry
     y: u8 [..., H, M, T], bits in 2..4
     region: u8 [W, T], optional, if M = T. A token attends only to tokens of its own region; all other pairs get e = 0.
     """
@@ -140,7 +140,7 @@ class LogSoftmax(Op, frozen=True, tag="log_softmax"):
         _check_rows(scope, x, self.region)
         proofs = _check_sum(scope, self, x, self.part("table"))
         last = 2**self.bits - 1
-        # Bounds sum 2^(last - a) over a row: 2^-a <= 1.5 e / S for a code that was not clamped; a clamped code adds 1.
+        # Bounds the sum of 2^(last - a) over a row: 2^-a <= 1.5 * e / S for a code that was not clamped; a clamped code adds 1.
         row_sum = 3 * 2 ** (last - 1) + x.shape[-1]
         return Value("u8", x.shape, 0, last, row_sum, self.region is not None), proofs
 
@@ -156,7 +156,7 @@ class Softmax(Op, frozen=True, tag="softmax"):
     """Softmax over the last axis with uniform codes, for the baselines.
 
     e = table[max(x) - x],   r = round(mult / sum e), one division per row
-    y = clamp((e r + 2^(shift - 1)) >> shift, 0, 2^bits - 1)
+    y = clamp((e * r + 2^(shift - 1)) >> shift, 0, 2^bits - 1)
 
     mult = 2^shift / s_y. x, table and region as in LogSoftmax; y: u8 or u16 [..., H, M, T].
     """
@@ -173,7 +173,7 @@ class Softmax(Op, frozen=True, tag="softmax"):
         _check_rows(scope, x, self.region)
         proofs = _check_sum(scope, self, x, self.part("table"))
         scope.check(1 <= self.shift <= 52 and 0 < self.mult < 2**58, "shift must be in 1..52 and mult in 1..2^58 - 1")
-        # r <= mult / e + 1 for every e of the row, so e r <= mult + e.
+        # r <= mult / e + 1 for every e of the row, so e * r <= mult + e.
         largest = int(scope.constants[self.part("table")].max())
         proofs.append(self.proof("y before its shift", self.mult + 2 * largest + (1 << (self.shift - 1)), 63))
         return scope.codes(self.bits, x.shape), proofs
@@ -185,7 +185,7 @@ class Softmax(Op, frozen=True, tag="softmax"):
 
 
 class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
-    """acc[..., m, d] = sum_t (v[..., t, d] - v_zero) 2^(last - a[..., m, t]),   last = 2^a_bits - 1
+    """acc[..., m, d] = sum_t (v[..., t, d] - v_zero) * 2^(last - a[..., m, t]),   last = 2^a_bits - 1
 
     y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
 
@@ -216,7 +216,7 @@ class ShiftMatMul(Op, frozen=True, tag="shift_matmul"):
             f"{self.a!r} holds codes up to {a.hi}, expected {self.a_bits} bits",
         )
         scope.check(self.zero_code or not a.masked, f"{self.a!r} is masked, so its last code must mean 0 (zero_code)")
-        # Codes that come directly from LogSoftmax have a small row sum (docs/explanation/numerics.md); any others may not.
+        # Codes that come directly from LogSoftmax have a small row sum (docs/explanation/numerics.md); other codes may not.
         row_sum = a.row_sum if a.row_sum is not None else a.shape[-1] << a.hi
         bound = magnitude(v.lo, v.hi, *scope.zero(self.v_zero, v.channels)) * row_sum
         return scope.codes(self.bits, (*a.shape[:-1], v.channels), self.y_zero), [self.proof("acc", bound, 31)]
@@ -257,9 +257,9 @@ class RowCodes(Op, frozen=True, tag="row_codes"):
 class Attend(Op, frozen=True, tag="attend"):
     """Attention times V as a weighted mean: each row is divided by the sum of its own weights.
 
-    w = levels[a],   S[..., m] = sum_t w[..., m, t],   acc[..., m, d] = sum_t w[..., m, t] (v[..., t, d] - v_zero)
-    M[..., m] = round(mult L / S), L = max(levels): one division per row
-    y = clamp(((acc M + 2^(shift - 1)) >> shift) + y_zero, 0, 2^bits - 1)
+    w = levels[a],   S[..., m] = sum_t w[..., m, t],   acc[..., m, d] = sum_t w[..., m, t] * (v[..., t, d] - v_zero)
+    M[..., m] = round(mult * L / S), L = max(levels): one division per row
+    y = clamp(((acc * M + 2^(shift - 1)) >> shift) + y_zero, 0, 2^bits - 1)
 
     a: u8 [..., H, M, T], codes of RowCodes   v: u8 [..., H, T, D]   y: u8 or u16 [..., H, M, D]
     levels: one weight per code, in 0..2^15, so that its negative fits int16. Empty: the code itself is the weight, L = 255.
@@ -292,7 +292,7 @@ class Attend(Op, frozen=True, tag="attend"):
         scope.check(a.mask_code is None or levels[a.mask_code] == 0, f"{self.a!r} is masked by a code whose weight is not 0")
         side = magnitude(v.lo, v.hi, *scope.zero(self.v_zero, v.channels))
         weights = a.shape[-1] * largest
-        # |acc| <= side S and M <= mult L / S + 1/2.
+        # |acc| <= side * S and M <= mult * L / S + 1/2.
         product = side * (self.mult * largest + weights)
         proofs = [
             self.proof("acc", side * weights, 31),

@@ -17,7 +17,7 @@ from fqvit.ir.value import Int, Proof, Scope, Value, magnitude
 
 
 class Multiply(Op, frozen=True, tag="multiply"):
-    """y = clamp(requantize((a - a_zero) (b - b_zero), mult, shift) + y_zero, 0, 2^bits - 1)
+    """y = clamp(requantize((a - a_zero) * (b - b_zero), mult, shift) + y_zero, 0, 2^bits - 1)
 
     a: u8 or u16 [..., C]   b: u8 or u16, the shape of a or its last axes: b [C] is a gate per channel   y: u8 or u16 [..., C]
     |product| < 2^31 is proved from the ranges of a and b.
@@ -53,7 +53,7 @@ class Multiply(Op, frozen=True, tag="multiply"):
 
 
 class Rotary(Op, frozen=True, tag="rotary"):
-    """acc[..., t, c] = (x[..., t, c] - zero) table[0, t, p] + (x[..., t, c - p + partner[p]] - zero) table[1, t, p]
+    """acc[..., t, c] = (x[..., t, c] - zero) * table[0, t, p] + (x[..., t, c - p + partner[p]] - zero) * table[1, t, p]
 
     p = c mod P   y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
 
@@ -94,7 +94,7 @@ class Rotary(Op, frozen=True, tag="rotary"):
 
 
 class Depthwise(Op, frozen=True, tag="depthwise"):
-    """acc[i..., c] = sum_k rows[index[i..., k], c] w[k, c] + bias[c], where rows is x with its leading axes flattened
+    """acc[i..., c] = (sum_k rows[index[i..., k], c] * w[k, c]) + bias[c], where rows is x with its leading axes flattened
 
     y = clamp(requantize(acc, mult[c], shift[c]) + y_zero[c], 0, 2^bits - 1)
 

@@ -37,7 +37,7 @@ def multiplier(ratio: float) -> tuple[int, int]:
     """
     if not 0 <= ratio < 2.0 ** (MULT_BITS - 1):
         raise ValueError(f"ratio {ratio} is outside [0, 2^30)")
-    mantissa, exponent = math.frexp(ratio)  # ratio = mantissa 2^exponent, mantissa in [1/2, 1), or 0
+    mantissa, exponent = math.frexp(ratio)  # ratio = mantissa * 2^exponent, mantissa in [1/2, 1), or 0
     mult, shift = round(mantissa * 2**MULT_BITS), MULT_BITS - exponent
     if mult == 2**MULT_BITS:
         mult, shift = (mult // 2, shift - 1) if shift > 1 else (mult - 1, shift)
@@ -45,7 +45,7 @@ def multiplier(ratio: float) -> tuple[int, int]:
 
 
 def ilog2(x: Array) -> Array:
-    """floor(log2 x) for x >= 1: the index of the highest set bit."""
+    """floor(log2(x)) for x >= 1: the index of the highest set bit."""
     index = x * 0
     for step in (32, 16, 8, 4, 2, 1):
         high = (x >> step > 0) * step

@@ -21,7 +21,7 @@ class Kit(Protocol):
 
     wide: convert to int64   narrow: convert to a dtype of DTYPES   row_max: the maximum over the last axis, kept with size 1
     repeat: [...] -> [count, ...], broadcast   asarray, numpy: convert from and to numpy arrays
-    matmul: the exact integer product, int64   permute: numpy's transpose(axes)   concat: numpy's concatenate   where: numpy's
+    matmul: the exact integer product, int64   permute, concat, where: like transpose(axes), concatenate and where of numpy
     """
 
     def asarray(self, x: np.ndarray[Any, Any]) -> Array: ...

@@ -9,7 +9,7 @@ that its fields require. Constants shared by several ops are named in fields. No
 `infer` runs once, when a program is verified, and rejects an op that could overflow; `run` therefore checks nothing.
 
 Notation: shapes omit the batch axis. N images, T tokens, C channels, H heads, D head width, K reduction, O outputs.
-    requantize(acc, mult, shift) = floor(acc mult / 2^shift + 1/2)      clamp(v, a, b) = min(max(v, a), b)
+    requantize(acc, mult, shift) = floor(acc * mult / 2^shift + 1/2)      clamp(v, a, b) = min(max(v, a), b)
 Outputs of clamp(..., 0, 2^bits - 1) are u8 if bits <= 8, otherwise u16.
 
 See also: attention.py, elementwise.py and moves.py (the other ops), fixed.py (primitives), packing.py (packed weights).
@@ -63,7 +63,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", forbid_unkno
 
 
 def lifted(kit: Kit, get: Get, x: str, zero: Zero, alpha: str | None) -> Array:
-    """Return (x - zero) 2^alpha[c] as int64: integers with one scale for all channels (paper eq. 11)."""
+    """Return (x - zero) * 2^alpha[c] as int64: integers with one scale for all channels (paper eq. 11)."""
     value = kit.wide(get(x))
     value = value - zero_point(kit, get, zero, value.shape[-1])
     return value if alpha is None else value * (1 << kit.wide(get(alpha)))
@@ -94,8 +94,8 @@ class Lookup(Op, frozen=True, tag="lookup"):
 
     x: u8 or u16 [..., C], codes up to n - 1   table: u8 or u16 [n]   y: dtype of table, [..., C]
     With alpha:   table: i16 or i32 [n]   alpha: u8 [C]   y_zero: one zero point per value of alpha   y: u8 or u16 [..., C]
-    The scale of channel c is s 2^alpha[c]. The table then holds floor(2 f / s), f being the function value, so that the shift
-    rounds f / (s 2^alpha[c]) exactly once.
+    The scale of channel c is then s * 2^alpha[c], and the table holds floor(2 * f / s), where f is the function value, so that
+    the shift rounds f / (s * 2^alpha[c]) exactly once.
     """
 
     x: str
@@ -131,19 +131,20 @@ class Lookup(Op, frozen=True, tag="lookup"):
 
 
 class Linear(Op, frozen=True, tag="linear"):
-    """acc[..., o] = sum_k x[..., k] w[o, k] + bias[o]
+    """acc[..., o] = (sum_k x[..., k] * w[o, k]) + bias[o]
 
     out "codes": y = clamp(requantize(acc, mult[o], shift[o]) + y_zero[o], 0, 2^bits - 1)   u8 or u16
     out "acc":   y = acc                                      i32, no mult and no shift
     out "i32":   y = requantize(acc, mult[o], shift[o])       i32
 
     x: u8 or u16 [..., K]   w: i8 [O, K]   bias: i32 [O]   mult: i32 or u16 [O]   shift: u8 [O]   y: [..., O]
-    The zero point of x is folded into the bias: bias[o] = round(b[o] / (s_x s_w[o])) - sum_k x_zero[k] w[o, k].
+    The zero point of x is folded into the bias: bias[o] = round(b[o] / (s_x * s_w[o])) - sum_k x_zero[k] * w[o, k].
     |acc| < 2^31 is proved from the actual weights, for partial sums in any order.
 
     Packed weights have width > 0 or group > 0; Program.unpacked expands them to i8.
-    width: bits of a code, 2..7; 0: 4 with a group, otherwise weights are i8 and not packed   w: u8 [O, ceil(K width / 8)]
-    group > 0: w[o, k] = code[o, k] 2^exponent[o, k // group], exponent in 0..8 - width, stored two per byte;
+    width: bits of a code, 2..7. Width 0 means 4 bits if group > 0; otherwise, weights are i8 and not packed.
+    w: u8 [O, ceil(K * width / 8)]
+    group > 0: w[o, k] = code[o, k] * 2^exponent[o, k // group], exponent in 0..8 - width, stored two per byte;
     exponent: u8 [O, ceil(G / 2)], G = ceil(K / group)
     weights_of: the name of an earlier Linear whose w and exponent this op uses (one layer that runs on several feature maps).
     """
@@ -178,7 +179,7 @@ class Linear(Op, frozen=True, tag="linear"):
         return packed_weights(scope, self.part("w"), self.part("exponent"), inputs, self.group, self.weight_bits)
 
     def check_owner(self, scope: Scope, earlier: Mapping[str, Linear]) -> None:
-        """Check that `weights_of` names an earlier Linear with its own weights, in the same format and for as many inputs.
+        """Check that `weights_of` names an earlier Linear with its own weights, of the same format and number of inputs.
 
         The number of inputs must be checked here: packed weights of K and of K + 1 inputs can have the same shape.
         """
@@ -227,17 +228,17 @@ class Linear(Op, frozen=True, tag="linear"):
 
 
 class LayerNorm(Op, frozen=True, tag="layernorm"):
-    """y = clamp((t g[c] + b[c] 2^b_shift + 2^(shift - 1)) >> shift, 0, 2^bits - 1), normalized over the last axis
+    """y = clamp((t * g[c] + b[c] * 2^b_shift + 2^(shift - 1)) >> shift, 0, 2^bits - 1), normalized over the last axis
 
-    v = (x - zero[c]) 2^alpha[c],   M1 = sum_c v,   M2 = sum_c v^2,   D = C M2 - M1^2 + epsilon,
-    d = isqrt(D 4^j) for the largest j with D 4^j < 2^62,   t = floor((C v - M1) 2^(fraction + j) / d + 1/2)
+    v = (x - zero[c]) * 2^alpha[c],   M1 = sum_c v,   M2 = sum_c v^2,   D = C * M2 - M1^2 + epsilon,
+    d = isqrt(D * 4^j) for the largest j with D * 4^j < 2^62,   t = floor((C * v - M1) * 2^(fraction + j) / d + 1/2)
 
     x: u8 or u16 [..., C]   alpha: u8 [C]   affine: i32 [2, C], the rows g and b   y: u8 or u16 [..., C]
-    The scale of x cancels; epsilon = max(1, round(eps C^2 / s_x^2)). For the output scale s_y and zero point of each channel,
-    gamma / s_y = g 2^(fraction - shift) and beta / s_y + y_zero = b 2^(b_shift - shift).
-    fraction: fraction bits of t. |t| <= (isqrt(C) + 1) 2^fraction must be below 2^31, so 24 suits rows up to C = 16,128.
-    center false: M1 = 0, which is RMS normalization v / sqrt(mean v^2 + eps). With gamma / sqrt(C) in g it is L2 normalization.
-    D and all products fit int64 (proved by infer): |C v - M1| <= sqrt(C D), with and without centering.
+    The scale of x cancels; epsilon = max(1, round(eps * C^2 / s_x^2)). For the output scale s_y and zero point of each channel,
+    gamma / s_y = g * 2^(fraction - shift) and beta / s_y + y_zero = b * 2^(b_shift - shift).
+    fraction: fraction bits of t. |t| <= (isqrt(C) + 1) * 2^fraction must be below 2^31, so 24 is possible up to C = 16,128.
+    center = false: M1 = 0, RMS normalization v / sqrt(mean(v^2) + eps). With gamma / sqrt(C) in g, it is L2 normalization.
+    D and all products fit int64 (proved by infer): |C * v - M1| <= sqrt(C * D), with and without centering.
     """
 
     x: str
@@ -284,7 +285,7 @@ class LayerNorm(Op, frozen=True, tag="layernorm"):
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One operand of Add: (x - zero[c]) 2^alpha[c] mult[c]; mult is a number or the name of an i32 [C] constant."""
+    """One operand of Add: (x - zero[c]) * 2^alpha[c] * mult[c]; mult is a number or the name of an i32 [C] constant."""
 
     x: str
     mult: Int | str
@@ -295,11 +296,11 @@ class Term(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Add(Op, frozen=True, tag="add"):
     """y = clamp(floor((term 0 + term 1) / 2^(shift + y_alpha[c]) + 1/2) + y_zero[c], 0, 2^bits - 1): one rounding
 
-    term = (x - zero[c]) 2^alpha[c] mult[c]
+    term = (x - zero[c]) * 2^alpha[c] * mult[c]
 
     x of a term: u8, u16 or i32 buffer [..., C], or a u8, u16, i16 or i32 constant that broadcasts over leading axes
     alpha, y_alpha: u8 [C]   mult: a number or i32 [C]   y: u8 or u16 [..., C]
-    Multipliers are below 2^30; infer proves that the sum plus the rounding half fits int64.
+    Multipliers are below 2^30; infer proves that the sum plus the rounding term fits int64.
     """
 
     terms: tuple[Term, Term]
@@ -340,7 +341,7 @@ class Add(Op, frozen=True, tag="add"):
 
 
 class Mean(Op, frozen=True, tag="mean"):
-    """acc[..., c] = sum_{t >= skip} (x[..., t, c] - zero[c]) 2^alpha[c]
+    """acc[..., c] = sum_{t >= skip} (x[..., t, c] - zero[c]) * 2^alpha[c]
 
     y = clamp(requantize(acc, mult, shift) + y_zero, 0, 2^bits - 1)
 

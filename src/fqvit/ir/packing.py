@@ -1,10 +1,11 @@
 """Pack and unpack narrow weights: codes of 2 to 7 bits, optionally with one exponent per group of weights.
 
-    w[o, k] = code[o, k] 2^exponent[o, k // group],   exponent in 0..8 - width; without groups w[o, k] = code[o, k]
+    w[o, k] = code[o, k] * 2^exponent[o, k // group],   exponent in 0..8 - width; without groups, w[o, k] = code[o, k]
 
-A code is in two's complement. Code k occupies the bits k width .. k width + width - 1 of its row, where bit b is bit b mod 8 of
-byte b // 8; exponents are stored in the same way in 4 bits each. Every such weight fits int8. Kernels never see packed weights:
-they are unpacked once, before a program runs (Program.unpacked). O outputs, K inputs, G = ceil(K / group) groups per row.
+A code is in two's complement. Code k occupies the bits k * width .. k * width + width - 1 of its row, where bit b is bit
+b mod 8 of byte b // 8; exponents are stored in the same way in 4 bits each. Every such weight fits int8. Kernels never see
+packed weights: they are unpacked once, before a program runs (Program.unpacked). O outputs, K inputs, G = ceil(K / group)
+groups per row.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def pack(
 
 
 def pack_codes(codes: NDArray[np.int8], width: int) -> NDArray[np.uint8]:
-    """Pack weights without groups, i8 [O, K] -> u8 [O, ceil(K width / 8)]."""
+    """Pack weights without groups, i8 [O, K] -> u8 [O, ceil(K * width / 8)]."""
     assert -(2 ** (width - 1)) <= int(codes.min()) and int(codes.max()) < 2 ** (width - 1)
     return _join((codes & (2**width - 1)).astype(np.uint8), width)
 
@@ -98,7 +99,7 @@ def _groups(inputs: int, group: int) -> NDArray[np.intp]:
 
 
 def _join(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Pack values below 2^width, [O, n] -> [O, ceil(n width / 8)]: low bits first; unused bits are 0."""
+    """Pack values below 2^width, [O, n] -> [O, ceil(n * width / 8)]: low bits first; unused bits are 0."""
     rows, count = values.shape
     periods = -(-count // 8)  # eight values fill `width` bytes
     padded = np.zeros((rows, periods * 8), np.uint16)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
@@ -55,7 +55,7 @@ Code = Annotated[int, msgspec.Meta(ge=0, le=MAX_CODE)]
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How to decode the codes of a buffer: value = (code - zero) scale steps[c] 2^alpha[c]
+    """How to decode the codes of a buffer: value = (code - zero) * scale * steps[c] * 2^alpha[c]
 
     With log2: value = 2^-code. With levels: value = levels[code] / (sum of levels[code] over the row).
     `inspect`, `compare` and exporters use sites; running a program does not.
@@ -81,7 +81,7 @@ class Site(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     def scales_and_zeros(self, constants: Mapping[str, Constant]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return scales and zero points: one per group of channels, without alpha.
 
-        With steps, or with one zero point per value of alpha: one per channel, the scales including steps or 2^alpha.
+        With steps, or with one zero point per value of alpha: one per channel; the scales then include steps or 2^alpha.
         """
         zero = (constants[self.zero] if isinstance(self.zero, str) else np.array(self.zero)).astype(np.int64)
         scale = np.array(self.scale, np.float64)
@@ -130,15 +130,15 @@ KINDS: dict[Kind, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "scores": (INT32, (3,)),  # [h, w, O], logits per location
     "deltas": (INT32, (1, 3)),  # [O] or [h, w, O], box regressions
     "embedding": ((*CODES, *INT32), (1,)),  # [C], one scale and one zero point, so that dot products of codes are meaningful
-    "signs": (("u8",), (1,)),  # [ceil(C / 8)], one bit per channel: 1 if the value is above 0; the first is the highest bit
+    "signs": (("u8",), (1,)),  # [ceil(C / 8)], one bit per channel, most significant bit first: 1 if the value is above 0
 }
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9@:._+-]{0,64}\Z")]
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A buffer that a run returns: value = (code - zero) scale 2^alpha[c]. alpha: the name of a u8 [C] constant, optional.
+    """A buffer that a run returns: value = (code - zero) * scale * 2^alpha[c]. alpha: the name of a u8 [C] constant, optional.
 
-    name: what a user calls the output, such as tokens@9; empty if that is the kind of the output
+    name: what a user calls the output, such as tokens@9; empty if it is the same as the kind
     """
 
     buffer: str
@@ -173,9 +173,9 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class CodeInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The input of a program that reads codes instead of pixels: u8 [N, *shape] for N boxes, value = (code - zero) scale.
+    """The input of a program that reads codes instead of pixels: u8 [N, *shape] for N boxes, value = (code - zero) * scale.
 
-    bits: codes were calibrated in 0..2^bits - 1; the program accepts all u8 codes.
+    bits: calibration assumed codes in 0..2^bits - 1; the program accepts all u8 codes.
     """
 
     shape: tuple[Int, Int, Int]
@@ -239,12 +239,19 @@ class Verified:
     proofs: tuple[Proof, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Program:
     """A network as integer ops: the contents of a .fqvit file. constants: integer arrays by name (weights, tables, ...)"""
 
     header: Header
-    constants: Mapping[str, Constant] = field(repr=False)
+    constants: Mapping[str, Constant]
+
+    def __repr__(self) -> str:
+        height, width, channels = self.input_shape
+        gives = ", ".join(output.label for output in self.header.outputs)
+        weights = sum(array.nbytes for array in self.constants.values()) / 1e6
+        text = f"{self.header.model}, {height} x {width} x {channels} -> {gives}, {len(self.ops)} ops, {weights:.2f} MB"
+        return f"Program({text}, recipe {self.header.recipe.get('name', 'unknown')})"
 
     @property
     def ops(self) -> tuple[AnyOp, ...]:
@@ -279,7 +286,7 @@ class Program:
         shape = self.input_shape
         if min(shape) < 1 or math.prod(shape) >= MAX_ELEMENTS:
             raise FqvitError(f"input shape {list(shape)} is empty or too large. {DAMAGED}")
-        # Only linear ops with packed weights may read these and their exponents, because unpacked() replaces them.
+        # Only linear ops with packed weights may read packed weights and exponents, because unpacked() replaces them.
         packed = {op.part(part) for op in self.ops if _is_packed(op) for part in ("w", "exponent")}
         common = {name: array for name, array in self.constants.items() if name not in packed}
         buffers: dict[str, Value] = {INPUT: Value("u8", shape, 0, 255)}
@@ -357,7 +364,7 @@ class Program:
 
 
 def version_of(ops: Iterable[AnyOp]) -> int:
-    """Return the format version of a program: the first one that has all its fields, so that older readers accept the file."""
+    """Return the format version of a program: the first version with all fields of its ops, so that older readers accept it."""
     return 2 if any(isinstance(op, Linear) and op.width for op in ops) else 1
 
 

@@ -19,12 +19,12 @@ from fqvit.ir.kit import DTYPES
 
 Constant = np.ndarray[Any, Any]
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-MAX_ELEMENTS = 2**28  # per constant, per buffer and image; Swin-B at 384 pixels needs less than 2^23
+MAX_ELEMENTS = 2**28  # per constant, or per buffer and image; Swin-B at 384 pixels needs less than 2^23
 MAX_CODE = 2**16 - 1
 MAX_CHANNELS = 2**20  # per computed buffer: runtimes store parameters per channel, even if the file has one for all channels
 MAX_AXES = 8
 MAX_INTEGER = 2**62
-Int = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]  # any integer of a file: fits int64, also when negated
+Int = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]  # any integer of a file: fits int64, even when negated
 DAMAGED = "The file is damaged or was not written by fqvit."
 
 

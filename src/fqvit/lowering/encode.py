@@ -54,7 +54,7 @@ def shared_shift(name: str, ratios: Sequence[NDArray[np.float64]], short: bool) 
 
 
 def quotient_fraction(channels: int) -> int:
-    """Return the fraction bits of LayerNorm's t for C channels: the most, up to 24, with (isqrt(C) + 1) 2^fraction < 2^31."""
+    """Return the fraction bits of LayerNorm's t for C channels: the most, up to 24, with (isqrt(C) + 1) * 2^fraction < 2^31."""
     return min(MAX_FRACTION, 31 - (math.isqrt(channels) + 1).bit_length())
 
 
@@ -80,7 +80,7 @@ def to_int32(name: str, what: str, values: NDArray[np.int64]) -> NDArray[np.int3
 
 
 def powers(q: QParams) -> tuple[float, NDArray[np.uint8], tuple[int, ...]]:
-    """Split per-channel scales into the finest scale and powers of two: scale[c] = finest 2^alpha[c].
+    """Split per-channel scales into the finest scale and powers of two: scale[c] = finest * 2^alpha[c].
 
     Returns finest, alpha u8 [C], and the zero point of each value of alpha. The scales must differ by powers of two.
     """

@@ -1,6 +1,6 @@
 """Compute the row indices of Take ops on feature maps: the size-dependent parts of a detector's program.
 
-A map [h, w, C] is a list of h w rows of C channels, in raster order; index -1 is a location outside the map. Imports no
+A map [h, w, C] is a list of h * w rows of C channels, in raster order; index -1 is a location outside the map. Imports no
 torch: detect/resize.py rebuilds programs without it. See also: models/swin.py (the same windows for float models).
 """
 
@@ -13,7 +13,7 @@ Rows = NDArray[np.int32]
 
 
 def neighbours(height: int, width: int) -> Rows:
-    """Return [h w, 9]: the 3x3 neighbourhood of each location in raster order, as a convolution reads it."""
+    """Return [h * w, 9]: the 3x3 neighbourhood of each location in raster order, as a convolution reads it."""
     framed = np.full((height + 2, width + 2), -1, np.int32)
     framed[1:-1, 1:-1] = numbers(height, width)
     shifted = [framed[i : i + height, j : j + width].ravel() for i in range(3) for j in range(3)]
@@ -21,7 +21,7 @@ def neighbours(height: int, width: int) -> Rows:
 
 
 def enlarged(small: tuple[int, int], large: tuple[int, int]) -> Rows:
-    """Return [H, W]: nearest-neighbour upsampling; location i of an axis reads location floor(i small / large)."""
+    """Return [H, W]: nearest-neighbour upsampling; location i of an axis reads location floor(i * small / large)."""
     rows, columns = (np.arange(b) * a // b for a, b in zip(small, large, strict=True))
     return numbers(*small)[rows][:, columns]
 
@@ -48,7 +48,7 @@ def tokens(grid: tuple[int, int], window: int, shift: int) -> Rows:
 
 
 def merged(grid: tuple[int, int]) -> Rows:
-    """Return [ceil(h / 2) ceil(w / 2), 4]: the four tokens to merge, (0, 0), (1, 0), (0, 1), (1, 1); -1 for padding."""
+    """Return [ceil(h / 2) * ceil(w / 2), 4]: the four tokens to merge, (0, 0), (1, 0), (0, 1), (1, 1); -1 for padding."""
     height, width = grid
     padded = np.full((height + height % 2, width + width % 2), -1, np.int32)
     padded[:height, :width] = numbers(height, width)

@@ -29,7 +29,7 @@ def describe_sites(
             found[node.name] = Site(role, q.bits, log2=True, zero_code=q.zero_code)
         elif q.levels:
             found[node.name] = Site(role, q.bits, levels=q.levels)
-        elif len(q.scale) > 3 and role == "gelu":  # per channel; up to 3 scales are one per tensor, or one each for Q, K and V
+        elif len(q.scale) > 3 and role == "gelu":  # one scale per channel, not one per tensor or one each for Q, K and V
             finest, alpha, zeros = powers(q)
             found[node.name] = Site(role, q.bits, (_short(finest),), zeros, emit.shared("alpha", alpha))
         elif len(q.scale) > 3:
@@ -46,7 +46,7 @@ def describe_sites(
 def scale_counts(q: QParams, groups: int) -> tuple[tuple[float, ...], NDArray[np.uint16]]:
     """Split per-channel scales into units and u16 counts: scale[c] = count[c] * unit.
 
-    groups: 1, or 3 for Q, K and V. Then Q and K have one scale each, which is their unit, and only V has counts.
+    groups: 1, or 3 for Q, K and V. With 3 groups, Q and K have one scale each, which is their unit; only V has counts.
     """
     scale = q.scale.reshape(groups, -1)
     unit = float(scale[-1].max()) / SCALE_GRID

@@ -1,6 +1,6 @@
 """Configurations of float models: everything needed to build their modules. Imports no torch.
 
-See also: vit.py, swin.py and families/ (build modules from them), zoo.py (one per known model).
+See also: vit.py, swin.py and families/ (build modules from them), zoo.py (one config per known model).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# The function between the two layers of an MLP: exact, with tanh, or OpenAI's x sigmoid(1.702 x).
+# The function between the two layers of an MLP: exact GELU, GELU with tanh, or OpenAI's x * sigmoid(1.702 * x).
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 # How tokens become features: class token, mean of the patches, both concatenated, SigLIP's attention pooling, or all tokens.
 Pool = Literal["token", "avg", "token_avg", "map", "none"]
@@ -77,7 +77,7 @@ class VisionConfig:
 
     outputs: number of logits or projected features; 0: no head, the pooled features are the output
     registers: number of learned tokens between the class token and the patches
-    prefix_positions: the class token and the registers have positions too (timm's `no_embed_class` is the opposite)
+    prefix_positions: the class token and the registers have position embeddings, too (the opposite of timm's `no_embed_class`)
     norm_pre: LayerNorm before the blocks   norm, fc_norm: LayerNorm before and after pooling
     hidden: width of the MLP; with `swiglu`, of each of its two halves
     """
@@ -121,7 +121,7 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class DinoV3Config:
-    """Everything needed to build a DINOv3 ViT (families/dinov3.py): rotary positions, registers, biases of q and v only.
+    """Everything needed to build a DINOv3 ViT (families/dinov3.py): rotary position embeddings, registers, no bias of k.
 
     hidden: width of the MLP; with `swiglu`, of each of its two halves   theta: base of the rotary frequencies
     """
@@ -154,8 +154,8 @@ class DinoV3Config:
 class BeitConfig:
     """Everything needed to build a BEiT (families/beit.py).
 
-    positions: learned positions, added to the tokens
-    block_bias, shared_bias: a table of relative position biases per block, or one for all blocks
+    positions: learned position embeddings are added to the tokens
+    block_bias, shared_bias: one table of relative position biases per block, or one for all blocks
     norm, fc_norm: LayerNorm before and after pooling
     """
 
@@ -216,7 +216,7 @@ class SwinV2Config:
 class DetectorConfig:
     """Everything needed to build a Mask R-CNN (stages = 1) or Cascade Mask R-CNN (stages = 3) on Swin.
 
-    backbone: its `image` is the padded size, its `classes` is unused   classes: their number, without the background
+    backbone: its `image` is the padded size, its `classes` is unused   classes: number of classes, without the background
     channels: number of channels of the pyramid   anchors: number of anchors per position
     box_convs, box_fcs: number of shared layers of a box head, before its two output layers
     agnostic: one box regression for all classes   box_side, mask_side: side of the RoI features that box and mask heads read

@@ -1,4 +1,4 @@
-"""Check the device of a float model, and tune the CPU's allocator and threads.
+"""Check the device of a float model; on the CPU, configure the memory allocator and the number of threads.
 
 Integer programs need none of this.
 """

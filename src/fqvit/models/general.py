@@ -18,7 +18,7 @@ from fqvit.models.layers import Leaf, Role
 
 
 class Route(Leaf):
-    """Reshape, select and permute: y = x.reshape(view)[select].transpose(perm).reshape(shape), as the op Permute.
+    """Reshape, select and permute: y = x.reshape(view)[select].transpose(perm).reshape(shape), like the op Permute.
 
     times: number of whole input rows [C] in the last axis of the output; 0 if that axis contains parts of rows
     """
@@ -49,7 +49,7 @@ class Route(Leaf):
 class Gather(Leaf):
     """Gather runs of `width` neighbouring elements: y = x.reshape(-1, width)[index].reshape(shape); index -1 gives zeros.
 
-    index: [R]   shape: of the output, without the batch axis
+    index: [R]   shape: shape of the output, without the batch axis
     """
 
     index: Tensor
@@ -71,7 +71,7 @@ class Gather(Leaf):
 class Join(Leaf):
     """Concatenate several values and gather runs of `width` elements: y = cat(x.reshape(-1, width) for x in xs)[index]
 
-    `width` divides the channels of every input; index: [R], -1 gives zeros; shape: of the output, without the batch axis.
+    `width` divides the channels of every input; index: [R], -1 gives zeros; shape: shape of the output, without the batch axis.
     The output is a site of its own, because the inputs have different scales.
     """
 
@@ -90,7 +90,7 @@ class Join(Leaf):
 
 
 class Narrow(Leaf):
-    """The same values with another number of bits: at most 8 for ops that cannot read more, or that of a requested output."""
+    """The same values with another number of bits: at most 8 for ops that cannot read more, or those of a requested output."""
 
     def __init__(self) -> None:
         super().__init__("inner")
@@ -123,7 +123,7 @@ class Multiply(Leaf):
 class Rotary(Leaf):
     """y[t, c] = x[t, c] cos[t, p] + x[t, c - p + partner[p]] sin[t, p], p = c mod P: rotary position embedding
 
-    x: [N, ..., T, C]   cos, sin: [T, P], the sines with their sign   partner: [P], values below P
+    x: [N, ..., T, C]   cos, sin: [T, P], sin includes the sign   partner: [P], values below P
     """
 
     cos: Tensor
@@ -146,7 +146,7 @@ class Rotary(Leaf):
 class Depthwise(Leaf):
     """y[p, c] = sum_k rows[index[p, k], c] weight[k, c] + bias[c], rows = x viewed as [R, C]; index -1 gives 0
 
-    A depthwise convolution, or (K = 1) one factor and one term per channel. index: [..., K]   weight: [K, C]   bias: [C]
+    A depthwise convolution, or (K = 1) one scale and one offset per channel. index: [..., K]   weight: [K, C]   bias: [C]
     """
 
     index: Tensor
@@ -231,7 +231,7 @@ class MaxRows(Leaf):
 
 
 class Shift(Leaf):
-    """Add a constant, such as positions: y = x + values. values: the shape of x without the batch axis"""
+    """Add a constant, such as position embeddings: y = x + values. values: the shape of x without the batch axis"""
 
     values: Tensor
 

@@ -117,7 +117,7 @@ class Captured(nn.Module):
         return leaf.weight.shape[0] if leaf.role == "logits" and isinstance(leaf.weight, Tensor) else None
 
     def use_as_classifier(self, is_classifier: bool) -> None:
-        """Decide what the output of a last linear layer is: logits, or the projection of an embedding."""
+        """Set whether the output of the last linear layer is logits or the projection of an embedding."""
         leaf = self.graph.node(self.graph.output).leaf
         if isinstance(leaf, Linear) and leaf.role in ("logits", "pooled"):
             leaf.role = "logits" if is_classifier else "pooled"
@@ -129,7 +129,7 @@ class Captured(nn.Module):
 def returned_outputs(module: nn.Module, graph: Graph) -> tuple[str, ...]:
     """Return the model's own outputs in the order in which it returns them.
 
-    The main output is the first of a captured module, and the last of a pyramid, whose parts are read in order.
+    The main output comes first in a captured module, and last in a pyramid, whose levels are read in order.
     """
     return (graph.output, *graph.others) if isinstance(module, Captured) else graph.outputs
 
@@ -215,7 +215,7 @@ def _attribute(model: nn.Module, path: str) -> Tensor:
 def value_shapes(graph: Graph, size: tuple[int, int, int], device: torch.device | str = "cpu") -> dict[str, tuple[int, ...]]:
     """Return the shape of every node's output for one image, without the batch axis, by running the graph on zeros.
 
-    size: of the input without the batch axis
+    size: shape of the input without the batch axis
     """
     shapes: dict[str, tuple[int, ...]] = {}
 

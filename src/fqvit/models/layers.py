@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Role = Literal[
-    "patch",  # patch embedding, before positions are added
+    "patch",  # patch embedding, before position embeddings are added
     "residual",  # the residual stream: embeddings and every sum
     "norm",  # LayerNorm outputs that feed a matrix product
     "qkv",
@@ -49,7 +49,7 @@ Role = Literal[
 class Leaf(nn.Module):
     """Base class of the modules that become nodes of the graph. `role` names the purpose of the output.
 
-    For the role `output` only: bits: bits per code; None: those of the recipe   symmetric: the zero point is the middle code
+    For the role `output` only:   bits: bits per code (None: as in the recipe)   symmetric: the zero point is the middle code
     """
 
     role: Role
@@ -92,7 +92,7 @@ class Patches(Leaf):
 
 
 class Embed(Leaf):
-    """Prepend prefix tokens to the patches, then add positions: [N, T, C] -> [N, P + T, C].
+    """Prepend prefix tokens to the patches, then add position embeddings: [N, T, C] -> [N, P + T, C].
 
     prefix: [1, P, C], class token, distillation token or registers; P may be 0   positions: [1, P + T, C]
     """
@@ -123,12 +123,12 @@ class LayerNorm(Leaf):
 
 
 def gelu(x: float) -> float:
-    """Return x Phi(x) for one number, with Phi the cumulative normal distribution."""
+    """Return x * Phi(x) for one number, where Phi is the cumulative normal distribution."""
     return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
 
 
 class Gelu(Leaf):
-    """x Phi(x), with the exact error function."""
+    """x * Phi(x), with the exact error function."""
 
     def __init__(self) -> None:
         super().__init__("gelu")
@@ -152,7 +152,7 @@ class Heads(Leaf):
 
 
 class Scores(Leaf):
-    """Q K^T * scale * factors[h]: [..., H, T, D] x 2 -> [..., H, T, T]
+    """Q K^T * scale * factors[h]: Q and K, each [..., H, T, D] -> [..., H, T, T]
 
     factors: [H], one factor per head (cosine attention), or None
     """
@@ -226,7 +226,7 @@ class Take(Leaf):
     """Gather rows: x [N, ..., C], viewed as [N, R, C] -> [N, *index.shape, C]; index -1 gives zeros.
 
     join: concatenate the last index axis into the channels: index [..., 4] -> [N, ..., 4 C] (patch merging)
-    move: the kind of index, so that it can be computed for feature maps of other sizes (lowering/grids.py)
+    move: the kind of index, so that the index can be computed for feature maps of other sizes (lowering/grids.py)
     cut: window size and shift, which determine the index
     """
 

@@ -1,4 +1,4 @@
-"""Read the metadata of a live module: timm's `pretrained_cfg`, transformers' `config`. Imports neither library.
+"""Read the metadata of a live module: timm's `pretrained_cfg`, transformers' `config` and image processor. Imports neither.
 
 The front end captures the module; this module finds its image size, preprocessing and class names.
 See also: transform.py (to_preprocess), checkpoints/timm_config.py and checkpoints/transformers_config.py (config files).
@@ -7,8 +7,10 @@ See also: transform.py (to_preprocess), checkpoints/timm_config.py and checkpoin
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -17,6 +19,8 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.models import architectures
 from fqvit.models.checkpoints.checkpoint import tensors_hash
+from fqvit.models.checkpoints.hub import PREPROCESSORS, decode_config
+from fqvit.models.checkpoints.preprocessing import read_preprocessor
 from fqvit.models.checkpoints.timm_config import read_pretrained
 from fqvit.models.checkpoints.transformers_config import labels_of, pair
 from fqvit.models.transform import Transform, merged, to_preprocess
@@ -27,9 +31,9 @@ class Live:
     """The metadata of a live module.
 
     name: timm's architecture, or the name of the class   image: height and width, None if unknown
-    labels: class names, for classifiers that have them   source: for FloatModel.source, with the sha256 of the weights
-    projects: the last layer is CLIP's projection to the embedding, not a classifier. Elsewhere a projection is recognized by
-    its missing bias, but timm's has one.
+    labels: class names, for classifiers that have them   source: value for FloatModel.source, with the sha256 of the weights
+    projects: the last layer is CLIP's projection to the embedding, not a classifier. Other projections are
+    recognized by their missing bias, but timm's has a bias.
     """
 
     name: str
@@ -55,15 +59,30 @@ class Live:
 OWN = "the module's pretrained_cfg"
 
 
-def describe(module: nn.Module) -> Live:
-    """Describe a module of timm or transformers. Of other modules, only the class, the channels and the weights are known."""
+def describe(module: nn.Module, processor: object = None) -> Live:
+    """Describe a module of timm or transformers. For other modules, only the class, the channels and the weights are known.
+
+    processor: an image processor of transformers, or the contents of its preprocessor_config.json
+    """
+    found = _describe(module)
+    if processor is None:
+        return found
+    given: object = getattr(processor, "image_processor", processor)  # a processor of CLIP also has a tokenizer
+    settings = given if isinstance(given, Mapping) else given.to_dict() if hasattr(given, "to_dict") else None
+    if settings is None:
+        raise FqvitError(f"processor: {type(processor).__name__}, expected an image processor of transformers.")
+    transform = read_preprocessor(settings, found.name, f"the processor {type(given).__name__}")
+    return replace(found, transform=merged(transform, found.transform))
+
+
+def _describe(module: nn.Module) -> Live:
     source = f"module sha256:{tensors_hash(_tensors(module))}"
     cfg = _as_dict(getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None))
     if cfg is not None:
         return _timm(module, cfg, source)
     config: Any = getattr(module, "config", None)
     if hasattr(config, "to_dict") and hasattr(config, "model_type"):
-        return _transformers(module, config.to_dict(), source)
+        return _transformers(module, config, source)
     return Live(type(module).__name__, None, _channels(module), Transform(), None, source)
 
 
@@ -89,14 +108,44 @@ def _timm(module: nn.Module, cfg: Mapping[str, Any], source: str) -> Live:
 KEPT = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "input_size")
 
 
-def _transformers(module: nn.Module, config: Mapping[str, Any], source: str) -> Live:
-    """Describe a module of transformers. Its preprocessing is part of another object, so only the image size is known."""
+def _transformers(module: nn.Module, settings: Any, source: str) -> Live:
+    """Describe a module of transformers. settings: its config object
+
+    The module has no preprocessing of its own, but it often names the folder or the repository that it was loaded from.
+    """
     name = type(module).__name__
+    config: Mapping[str, Any] = settings.to_dict()
     vision = config.get("vision_config")
     inner = vision if isinstance(vision, Mapping) else config
     image = pair(inner.get("image_size"), "image_size", name, "the module's config")
     classifies = re.search(r"ForImageClassification", name) is not None
-    return Live(name, image, _channels(module), Transform(image=image), labels_of(config, name) if classifies else None, source)
+    labels = labels_of(config, name) if classifies else None
+    transform = Transform(image=image)
+    if (file := _preprocessor_file(settings)) is not None:
+        found = decode_config(file, name)
+        found = found.get("image_processor", found)
+        transform = merged(read_preprocessor(found, name, f"{file.name} of {settings.name_or_path}"), transform)
+    return Live(name, image, _channels(module), transform, labels, source)
+
+
+def _preprocessor_file(settings: Any) -> Path | None:
+    """Return preprocessor_config.json of the folder or cached hub repository that a config comes from. Never downloads it."""
+    where = str(getattr(settings, "name_or_path", "") or "")
+    if not where:
+        return None
+    for name in PREPROCESSORS:
+        if Path(where).is_dir():
+            if (Path(where) / name).is_file():
+                return Path(where) / name
+        elif (hub := sys.modules.get("huggingface_hub")) is not None:  # imported by transformers when it loaded the module
+            commit = getattr(settings, "_commit_hash", None)
+            try:
+                found = hub.try_to_load_from_cache(where, name, revision=commit)
+            except ValueError:  # not the name of a repository
+                return None
+            if isinstance(found, str):
+                return Path(found)
+    return None
 
 
 def _channels(module: nn.Module) -> int:

@@ -31,6 +31,7 @@ from fqvit.models.graph import Captured
 from fqvit.models.swin import Swin
 from fqvit.models.transform import Transform, merged, to_preprocess
 from fqvit.models.vit import ViT
+from fqvit.system.hub import is_address
 
 Weights = str | Path | Mapping[str, Tensor]
 
@@ -43,7 +44,7 @@ class FloatModel:
     square: only for a detector's head, which reads RoI features [N, *square] instead of images; preprocess is then that of the
     detector's images
     assumed: one sentence per setting that the checkpoint does not contain and that comes from the name or from a default
-    original: the module that a captured graph was made from, which other runtimes run in comparisons of speed
+    original: the module that a captured graph was made from; speed comparisons run it in other runtimes
     """
 
     name: str
@@ -81,17 +82,17 @@ def load_model(
 ) -> FloatModel:
     """Load a float model. Families other than ViT, DeiT and Swin are plain modules, which frontend/load.py captures.
 
-    name: of the zoo, of timm (with or without tag) or of an original release; needed only for settings that neither the weights
-    nor their config.json show. hf:ORG/NAME is the same as weights="hf:ORG/NAME".
+    name: a name from the zoo, from timm (with or without tag) or of an original release; needed only for settings that neither
+    the weights nor their config.json show. hf:ORG/NAME is the same as weights="hf:ORG/NAME".
     weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. The embedded models need none.
     classes: class names, one per logit; by default those of config.json, or of Fashion-MNIST for the embedded weights.
-    size: height and width of the images, if not those of the checkpoint; learned positions are resampled
+    size: height and width of the images, if not those of the checkpoint; learned position embeddings are resampled
     heads, pool, activation, qkv_bias: settings that a state dict does not show, if neither a name nor a config has them
     features: leave out the classifier or the projection
     """
-    if name is not None and hub.is_address(name):
+    if name is not None and is_address(name):
         if weights is not None:
-            raise FqvitError(f"{name}: the name already selects weights, but others were given. Pass only one of them.")
+            raise FqvitError(f"{name}: the name already selects weights, but other weights were given. Pass only one of them.")
         name, weights = None, name
     _check_choice("pool", pool, get_args(Pool))
     _check_choice("activation", activation, get_args(Activation))
@@ -126,9 +127,9 @@ def _check_choice(setting: str, value: str | None, choices: tuple[str, ...]) -> 
 def load_for_program(
     name: str | None, weights: Weights | None, source: str, image: tuple[int, int], **settings: Any
 ) -> FloatModel:
-    """Load the float model of a program: at its image size, if the weights are those that the program was made from.
+    """Load the float model of a program, at the program's image size if the program was made from these weights.
 
-    source: of the program   image: height and width of its images   settings: as in load_model
+    source: source of the program   image: height and width of its images   settings: as in load_model
     """
     model = load_model(name, weights, **settings)
     resized = (model.preprocess.height, model.preprocess.width) != image
@@ -168,7 +169,7 @@ def _read(name: str | None, weights: Weights | None) -> tuple[Checkpoint, Hints]
         if row is None or not row.embedded:
             raise FqvitError(f"{name}: no weights given. Pass a checkpoint file (--weights FILE) or hf:ORG/NAME.")
         return checkpoint.read_checkpoint(embedded_weights(row.name)), Hints()
-    if isinstance(weights, str) and hub.is_address(weights):
+    if isinstance(weights, str) and is_address(weights):
         files: hub.Files | None = hub.download(weights)
     else:
         files = hub.in_folder(Path(weights))
@@ -189,7 +190,7 @@ def _without_unused(found: Canonical, hints: Hints, features: bool) -> Canonical
 
 
 def _transform(name: str | None, hints: Hints) -> Transform:
-    """Return the preprocessing of the checkpoint's own config, completed by that of the name."""
+    """Return the preprocessing of the checkpoint's own config, completed with that of the named model."""
     transform = hints.transform
     for known in filter(None, (name, hints.architecture)):
         row, tagged = zoo.lookup(known), architectures.transform(known)
@@ -223,7 +224,7 @@ def _is_leaf_built(found: Canonical, hints: Hints) -> bool:
 
 
 def _row(name: str | None, found: Canonical, hints: Hints, label: str) -> zoo.Row:
-    """Return the row of a name, of the checkpoint's architecture or of its sizes; without one, a new row with these sizes."""
+    """Return the zoo row of the name, of the architecture or of the checkpoint's sizes; if none, a new row with these sizes."""
     for known in filter(None, (name, hints.architecture if hints.exact else None)):
         if (row := zoo.lookup(known)) is not None:
             return row
@@ -279,9 +280,9 @@ def _plain(
 
 def _constants(config: FamilyConfig, hints: Hints) -> tuple[str, ...]:
     """Return one sentence per constant of the architecture that neither the weights nor a config contain."""
-    found = () if hints.eps is not None else (f"eps of the norms: {config.eps:g}, that of the checkpoint's layout",)
+    found = () if hints.eps is not None else (f"eps of the norms: {config.eps:g}, the default of the checkpoint's layout",)
     theta = getattr(config, "theta", None)
-    return found if theta is None or hints.theta is not None else (*found, f"theta of rotary positions: {theta:g}, DINOv3's")
+    return found if theta is None or hints.theta is not None else (*found, f"theta of rotary embeddings: {theta:g}, DINOv3's")
 
 
 def _short(label: str) -> str:

@@ -14,7 +14,7 @@ from fqvit.models.layers import Leaf, Role
 
 
 class Grid(Leaf):
-    """Reshape tokens to a feature map: [N, height width, C] -> [N, height, width, C]"""
+    """Reshape tokens to a feature map: [N, height * width, C] -> [N, height, width, C]"""
 
     def __init__(self, grid: tuple[int, int]) -> None:
         super().__init__("route")
@@ -58,7 +58,7 @@ class Deconv(Leaf):
 
 
 def depth_to_space(four: Tensor) -> Tensor:
-    """Distribute four groups of channels over 2x2 positions: [N, h, w, 2 2 O] -> [N, 2h, 2w, O]"""
+    """Distribute four groups of channels over 2x2 positions: [N, h, w, 2 * 2 * O] -> [N, 2h, 2w, O]"""
     n, height, width = four.shape[:3]
     return four.view(n, height, width, 2, 2, -1).transpose(2, 3).reshape(n, 2 * height, 2 * width, -1)
 
@@ -97,7 +97,7 @@ class Subsample(Leaf):
 
 
 class Flatten(Leaf):
-    """[N, h, w, C] -> [N, h w C]"""
+    """[N, h, w, C] -> [N, h * w * C]"""
 
     def __init__(self) -> None:
         super().__init__("route")

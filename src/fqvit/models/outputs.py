@@ -1,7 +1,7 @@
 """Add the outputs that a user asks for to the graph of a model: embeddings, tokens and layers, normalised or as sign bits.
 
 Each output is a site of its own with one scale and one zero point, so a new output does not change the codes of another. Norms
-and means are computed again for it, from the residual stream, after the tokens were selected; the blocks are shared.
+and means are recomputed for each output, from the selected tokens of the residual stream; all outputs share the blocks.
 See also: requests.py (the names), streams.py (finds the values), docs/how-to/extract-features.md.
 """
 
@@ -22,7 +22,7 @@ from fqvit.models.requests import LAYERED, Request, check_different, parse_outpu
 from fqvit.models.streams import Shapes, Streams
 
 WIDE = 16  # bits of a value that is normalised or reduced to its sign afterwards, and of vectors inside the network
-# Leaves that can be computed once more as an output. All others are read as the codes that they write.
+# Leaves that are computed a second time as an output. An output from any other leaf reads the codes that the leaf writes.
 COPIED = (LayerNorm, Linear, Mean, MeanRows, Activation, Depthwise, Multiply)
 
 
@@ -41,9 +41,9 @@ def output_graph(
 
 
 def resolve_outputs(module: nn.Module, size: tuple[int, int, int], wanted: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of outputs in their normal form: layers from 0; an empty tuple if they are the model's own.
+    """Return the names of outputs in normal form (layers counted from 0); an empty tuple for the model's own outputs.
 
-    Raises FqvitError for an output that the model does not have, with the names of those that it has.
+    Raises FqvitError for an output that the model does not have; the message names the available outputs.
     """
     requests = parse_outputs(wanted)
     graph = trace(module)
@@ -80,7 +80,7 @@ def with_outputs(graph: Graph, requests: Sequence[Request], shapes: Shapes) -> G
 
 
 def _resolve(streams: Streams, request: Request) -> Request:
-    """Return a request whose layer counts from 0, after checking that the model has it."""
+    """Return the request with its layer counted from 0, after checking that the model has this output."""
     names, depth = streams.names(), len(streams.layers)
     if request.name not in names:
         layers = f"; {', '.join(n for n in LAYERED if n in names)} also at layers @0 to @{depth - 1}" if depth else ""
@@ -118,7 +118,7 @@ class _Builder:
         return self._value(request, label, request.bits)
 
     def _length_norm(self, channels: int, bits: int | None) -> Leaf:
-        """Return y = x / |x|: with 1 / sqrt(C) as weight, the root mean square becomes the length."""
+        """Return a leaf for y = x / |x|: RMS normalisation with weight 1 / sqrt(C) divides by the length of x."""
         leaf = LayerNorm(channels, 1e-24, center=False)  # eps only keeps the zero vector at 0
         device = next((p.device for node in self.streams.graph.nodes for p in node.leaf.parameters()), torch.device("cpu"))
         leaf.weight = nn.Parameter(torch.full((channels,), 1 / math.sqrt(channels), device=device))
@@ -126,7 +126,7 @@ class _Builder:
         return _as_output(leaf, bits, symmetric=True)
 
     def _value(self, request: Request, name: str, bits: int | None) -> str:
-        """Append the nodes of a value without l2 and sign. bits: of its codes; None: as the recipe says"""
+        """Append the nodes of a value without l2 and sign. bits: bits per code; None: as in the recipe"""
         if "i32" in request.modifiers:
             return self._accumulator(request, name)
         if request.name == "embedding":
@@ -166,7 +166,7 @@ class _Builder:
         return self._add(name, _as_output(Narrow(), bits), source)
 
     def _selected_norm(self, name: str, take: Node, norm: Node, bits: int | None) -> str:
-        """Append `take`'s selection, then a copy of `norm` (the model applies it first); several tokens are concatenated."""
+        """Append `take`'s selection, then a copy of `norm`; the model applies the norm first. Several tokens are joined."""
         assert isinstance(take.leaf, Take)
         index = take.leaf.index
         one = take.leaf.join and index.numel() == 1
@@ -184,7 +184,7 @@ class _Builder:
         return (channels,) if join else (count, channels)
 
     def _after_last_norm(self, kind: str, name: str, bits: int | None) -> str:
-        """Append the class token, the mean or the patches after the last block, normalised as the model does it."""
+        """Append the class token, the mean or the patches after the last block, normalised as in the model."""
         stream, pooling = self.streams.layers[-1], self.streams.last_norm
         if kind == "mean":
             if pooling is None:
@@ -217,7 +217,7 @@ class _Builder:
         return self._add(name, _as_output(Mean(skip), bits), x, (self.shapes[x][-1],))
 
     def _add(self, name: str, leaf: Leaf, x: str, shape: tuple[int, ...] | None = None) -> str:
-        """Append a node and return its name. shape: of its output, by default that of its input"""
+        """Append a node and return its name. shape: shape of its output, by default that of its input"""
         self.shapes[name] = self.shapes[x] if shape is None else shape
         self.added.append(Node(name, leaf.eval(), (x,)))
         return name

@@ -40,12 +40,12 @@ class Request:
 
     @property
     def bits(self) -> int | None:
-        """The width of the codes, if the request has one."""
+        """The number of bits per code, if the request specifies it."""
         return next((bits for width, bits in WIDTHS.items() if width in self.modifiers), None)
 
 
 def parse_outputs(wanted: str | Sequence[str]) -> tuple[Request, ...]:
-    """Parse a list of outputs, given as texts or as one text with commas. Raises FqvitError for a mistake."""
+    """Parse a list of outputs, given as strings or as one comma-separated string. Raises FqvitError for invalid names."""
     texts = wanted.split(",") if isinstance(wanted, str) else list(wanted)
     found = tuple(_parse(text.strip()) for text in texts)
     if len(found) > MAX_OUTPUTS:
@@ -94,7 +94,7 @@ def _check_modifiers(text: str, request: Request, given: Sequence[str]) -> None:
     if "i32" in modifiers and len(modifiers) > 1:
         raise FqvitError(f"output {text!r}: i32 is the accumulator itself. Leave out {modifiers[-1]}.")
     if "sign" in modifiers and len(modifiers) > 1:
-        raise FqvitError(f"output {text!r}: sign bits have no width and no length. Leave out {modifiers[0]}.")
+        raise FqvitError(f"output {text!r}: sign cannot be combined with other modifiers. Leave out {modifiers[0]}.")
 
 
 def _either(names: Sequence[str]) -> str:

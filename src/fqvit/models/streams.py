@@ -1,7 +1,7 @@
 """Find the values of a graph that users ask for by name: the residual stream after each block, the patches, the last norm.
 
-Blocks are found from the paths of the nodes: `blocks.3.attn.softmax` belongs to block `blocks.3`. The value of a block that
-later nodes read is the residual stream after it. See also: outputs.py (adds the outputs to a graph).
+Blocks are found from the paths of the nodes: `blocks.3.attn.softmax` belongs to block `blocks.3`. The residual stream
+after a block is the value of the block that later nodes read. See also: outputs.py (adds the outputs to a graph).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Pooling:
-    """The norm that follows the last block. norm: the node   first: it is applied before tokens are selected or averaged"""
+    """The norm that follows the last block. norm: its node   first: whether it comes before tokens are selected or averaged"""
 
     norm: Node
     first: bool
 
 
 class Streams:
-    """The values of one graph. shapes: of the output of every node for one image"""
+    """The values of one graph. shapes: output shape of every node for one image"""
 
     def __init__(self, graph: Graph, shapes: Shapes) -> None:
         self.graph, self.shapes = graph, shapes
@@ -47,7 +47,7 @@ class Streams:
         return math.prod(self.shapes[name][:-1])
 
     def _leaving(self, block: str) -> str | None:
-        """Return the node of a block that later nodes read: the last residual sum, or else the last that is not a Narrow."""
+        """Return the node of a block that later nodes read: the last residual sum, or else the last node other than Narrow."""
         inside = {name for name in self.nodes if _is_inside(name, block)}
         read = {name for node in self.graph.nodes if node.name not in inside for name in node.inputs}
         leaving = [name for name in self.nodes if name in inside and name in read.union(self.graph.outputs)]
@@ -121,7 +121,7 @@ class Streams:
 
     @cached_property
     def embedding(self) -> str | None:
-        """The model's own pooled vector: what the classifier reads, or else the first output that is one vector per image."""
+        """The model's own pooled vector: the input of the classifier, or else the first output that is one vector per image."""
         if self.classifier is not None:
             return self.nodes[self.classifier].inputs[0]
         outputs = (self.graph.output, *self.graph.others)

@@ -29,7 +29,7 @@ FAMILIES = (
     Family("BEiT, BEiT v2, Data2Vec", "timm, original, transformers"),
 )
 
-# ATen ops that live modules may contain, by what they become.
+# ATen ops that live modules may contain, grouped by the kind of op that they become.
 OPS = {
     "linear": "linear addmm matmul mm bmm baddbmm einsum conv2d conv_transpose2d",
     "attention": "scaled_dot_product_attention softmax _softmax masked_fill",
@@ -44,7 +44,7 @@ OPS = {
 }
 MOVES = "every op that only moves elements: view, permute, slice, cat, roll, index, pad, unfold, ..."
 
-# Parts of a model that need no op of their own, and where they go.
+# Parts of a model that need no op of their own, and what they are folded into.
 FOLDED = {
     "LayerScale, batch norm": "weights of the layer before or after",
     "mean and std of the pixels": "weights of the first layer",

@@ -1,7 +1,7 @@
 """Swin Transformer (version 1) with timm's parameter names, built from leaf modules only.
 
-Tokens are one row-major list [N, T, C]. Window partitioning, cyclic shifts and patch merging are row gathers with indices
-computed once, here. See also: vit.py (the MLP), zoo.py (sizes).
+Tokens are one row-major list [N, T, C]. Window partitioning, cyclic shifts and patch merging are row gathers, whose
+indices are computed once, in this module. See also: vit.py (the MLP), zoo.py (sizes).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Transform:
 
     image: height and width of the model's input   crop: side of the crop divided by the resized side
     resize: resized short side in pixels, for inputs of size `image`; used if `crop` is None
-    squash: resize to the proportions of the input without keeping those of the image
+    squash: resize to the aspect ratio of the input instead of keeping that of the image
     source: where these settings come from, for messages
     """
 
@@ -39,7 +39,7 @@ class Transform:
 
 
 def merged(first: Transform, second: Transform) -> Transform:
-    """Return `first`, completed by `second`. Resize, crop and squash belong together and come from the same one."""
+    """Return `first`, completed by `second`. Resize, crop and squash belong together: all come from the same Transform."""
     sized = first if (first.crop, first.resize) != (None, None) else second
     return Transform(
         image=first.image or second.image,
@@ -64,7 +64,7 @@ def to_preprocess(given: Transform, image: tuple[int, int], channels: int, label
         resize = max(given.resize * short // stated, short) if stated != short else given.resize
     else:
         resize = short
-        assumed.append("resize: the whole image is used, without a crop of its border")
+        assumed.append("resize: the whole image is used, without cropping its border")
     if given.interpolation is None:
         assumed.append("interpolation: bicubic")
     if given.mean is None or given.std is None:

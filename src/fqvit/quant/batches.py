@@ -103,7 +103,7 @@ class ImageSample(Reservoir):
 
 
 def sample_positions(total: int, size: int) -> list[int]:
-    """Return the positions of the images that an ImageSample of `size` keeps of `total` images, in its order."""
+    """Return the positions of the images that an ImageSample of `size` keeps of `total` images, in the order of the sample."""
     reservoir, kept = Reservoir(size), {}
     for position in range(total):
         slot = reservoir.slot()

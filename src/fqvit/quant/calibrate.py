@@ -2,7 +2,7 @@
 
 The result has one QParams per site, the named output of a leaf module (see models/graph.py). Batches have recipe.batch
 images, in the given order or shuffled with the seed recipe.shuffle. The result depends neither on how the images are cut into
-arrays nor on the number of workers. Memory holds the observers and one batch; to shuffle an iterable, all uint8 images.
+arrays nor on the number of workers. Memory holds the observers and one batch, or all uint8 images if an iterable is shuffled.
 See also: observers.py (statistics), plan.py (which sites to observe, and how), distribute.py (several workers).
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fqvit.data.collect import holds_arrays, open_any
 from fqvit.data.images import Source
+from fqvit.data.places import open_unlabelled
 from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.models.device import device_of
@@ -37,16 +39,19 @@ from fqvit.quant.leveling import level_keys
 from fqvit.quant.methods import auto, narrow
 from fqvit.quant.methods.bitsplit import bit_split
 from fqvit.quant.methods.compensate import compensate
+from fqvit.quant.methods.hessian import search_by_hessian
 from fqvit.quant.methods.reconstruct import reconstruct
+from fqvit.quant.methods.reparameterize import reparameterize
 from fqvit.quant.methods.similarity import search_intervals
 from fqvit.quant.observers import Attended, Ema, MinMax, Observer, Omse, Percentile, Ptf, RangeObserver
 from fqvit.quant.plan import SitePlan, plan
+from fqvit.quant.points import observation_points
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
-from fqvit.quant.recipe import Recipe
+from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from fqvit.quant.simulate import table_softmax
 from fqvit.quant.values import widen_values
 from fqvit.quant.weights import check_layers
-from fqvit.system.progress import Progress
+from fqvit.system.progress import Progress, track
 
 Call = Callable[[Node, list[Tensor]], Tensor]
 
@@ -159,26 +164,35 @@ class FloatPass:
 @torch.no_grad()
 def calibrate(
     model: FloatModel,
-    images: Iterable[NDArray[np.uint8]] | Source,
-    recipe: Recipe,
+    images: Iterable[NDArray[np.uint8]] | Source | str | Path,
+    recipe: Recipe | str | Path = DEFAULT_RECIPE,
     *,
     device: str = "cpu",
     outputs: str | Sequence[str] = (),
     features: Features | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = track,
     workers: Workers = SINGLE_PROCESS,
     size_of: narrow.SizeOf | None = None,
 ) -> Calibration:
     """Observe every site of `model` on `images` and return its quantization parameters.
 
     images: uint8 arrays [H, W, C] or [n, H, W, C], as made by model.preprocess, of which the first recipe.images images are
-    used; or a Source, of which recipe.images images are used, evenly spaced.
-    outputs: names of outputs, as a list or as one text with commas, such as "embedding:l2,tokens@9"; by default those of the
-    model itself. features: deprecated, use outputs.
-    progress(items, count, label): wraps long loops, for example fqvit.system.progress.track.
+    used; or a Source, a folder or whatever else `quantize` takes, of which recipe.images images are used, evenly spaced.
+    recipe: a recipe, its name, or a TOML file.
+    outputs: names of outputs, as a list or as one comma-separated string, such as "embedding:l2,tokens@9"; by default those of
+    the model itself. features: deprecated, use outputs.
+    progress(items, count, label): wraps long loops. By default they show a bar in a terminal and in a notebook; None: nothing.
     workers: the processes that share a Source. Each of them must call this function, and each gets the same result.
-    size_of(calibration): the size of its file in bytes, for recipes with max_size: file_size(lower(model, calibration)).
+    size_of(calibration): returns the size of the program's file in bytes, file_size(lower(model, calibration)); needed only for
+    recipes with max_size.
     """
+    if not isinstance(model, FloatModel):
+        raise FqvitError(f"model: {type(model).__name__}, expected the result of load_model. Or call fqvit.quantize.")
+    recipe = load_recipe(recipe)
+    if isinstance(images, str | Path):
+        images = open_unlabelled(Path(images), model.preprocess, workers)
+    elif not isinstance(images, Source) and not holds_arrays(images):
+        images = open_any(images, model.preprocess, recipe.images)
     # Tracing captures parameters, so the model must be on its device first.
     where = device_of(device)
     module = model.module if device == "cpu" else copy.deepcopy(model.module).to(where)
@@ -204,7 +218,7 @@ def calibrate(
     if isinstance(images, Source):
         sample = distribute.observe(observed, images, recipe, workers, progress)
     else:
-        sample = _observe_arrays(observed, images, recipe)
+        sample = _observe_arrays(observed, images, recipe, progress)
     result = None
     if workers.first:
         result = _finish(observed, recipe, (kind, names), sample, progress, size_of)
@@ -212,7 +226,7 @@ def calibrate(
 
 
 def _observe_arrays(
-    observed: FloatPass, images: Iterable[NDArray[np.uint8]], recipe: Recipe
+    observed: FloatPass, images: Iterable[NDArray[np.uint8]], recipe: Recipe, progress: Progress | None
 ) -> Callable[[], NDArray[np.uint8]]:
     """Observe images given as arrays. Return a function that returns the sample for methods that refine a calibration."""
     p = observed.model.preprocess
@@ -220,7 +234,12 @@ def _observe_arrays(
     batches = rebatch(images, (p.height, p.width, p.channels), recipe.batch, recipe.images)
     if recipe.shuffle is not None:
         batches = shuffle_batches(batches, recipe.batch, recipe.shuffle)
-    for batch, last in mark_last(batches):
+    total = None
+    if isinstance(images, Sequence | np.ndarray):
+        count = sum(len(item) if item.ndim == 4 else 1 for item in images if isinstance(item, np.ndarray))
+        total = -(-min(count, recipe.images) // recipe.batch)
+    marked = mark_last(batches)
+    for batch, last in marked if progress is None else progress(marked, total, "calibrating"):
         observed.observe(batch, last)
         sample.add(batch)
     return sample.images
@@ -271,6 +290,10 @@ def _finish(
         calibration = bit_split(model, calibration, images, progress)
     if recipe.intervals == "similarity":
         calibration = search_intervals(model, calibration, images, progress)
+    if recipe.intervals == "reparameterized":
+        calibration = reparameterize(model, calibration, images, progress)
+    if recipe.intervals == "hessian":
+        calibration = search_by_hessian(model, calibration, images, progress)
     return calibration
 
 
@@ -287,7 +310,7 @@ def value_of(graph: Graph, node: Node, found: Mapping[str, QParams]) -> QParams 
     if not isinstance(node.leaf, Context):
         return None
     name, part = node.inputs[1], None
-    while name not in found:  # through the nodes that split V into heads
+    while name not in found:  # follow V back through the nodes that split it into heads
         moved = graph.node(name)
         part = moved.leaf.part if isinstance(moved.leaf, Heads) else part
         name = moved.inputs[0]
@@ -295,7 +318,7 @@ def value_of(graph: Graph, node: Node, found: Mapping[str, QParams]) -> QParams 
 
 
 def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[str, SitePlan]) -> dict[str, QParams]:
-    """Remove from ranges before GELU the values that GELU rounds to 0: nothing is lost, and the scale becomes finer.
+    """Remove values whose GELU is rounded to 0 from the ranges of GELU inputs: nothing is lost, and the scale becomes finer.
 
     The paper and its code keep the input of GELU in float. An integer GELU reads codes, and trimming keeps their error small.
     """
@@ -305,10 +328,10 @@ def trim_gelu_inputs(graph: Graph, found: Mapping[str, QParams], sites: Mapping[
         if isinstance(node.leaf, Gelu) and x in found and sites[x].fixed is None:
             q = found[x]
             low, high = float(-q.zero[0] * q.scale[0]), float((q.last - q.zero[0]) * q.scale[0])
-            # As for 8-bit outputs: with fewer bits, a later search may choose a finer scale than the observed range gives.
+            # With fewer than 8 bits, assume the scale of 8 bits: a later search may choose a finer scale than the range gives.
             finest = float(found[node.name].scale.min()) * 2.0 ** min(found[node.name].bits - 8, 0)
             cutoff = gelu_cutoff(finest / 2)
-            # One code lower, so that code 0 lies below the cutoff however the zero point is rounded.
+            # Start one code lower, so that code 0 lies below the cutoff however the zero point is rounded.
             codes = symmetric if sites[x].symmetric else affine
             trimmed[x] = codes(max(low, cutoff - (high - cutoff) / (q.last - 1)), high, q.bits)
     return trimmed
@@ -366,20 +389,3 @@ def _tokens(chosen: Node, y: Tensor) -> Tensor:
     """Split concatenated tokens, so that the channels are those of the site: [N, T C] -> [N, T, C]."""
     assert isinstance(chosen.leaf, Take)
     return y.reshape(len(y), len(chosen.leaf.index), -1)
-
-
-def observation_points(graph: Graph) -> dict[str, str]:
-    """Return {node: the site observed at its output}.
-
-    Every site is observed at the node of the same name, except the norm before the selection of the class token: it is observed
-    after the selection, because its range need not cover the other tokens.
-    """
-    points = {node.name: node.name for node in graph.nodes}
-    readers = Counter(name for node in graph.nodes for name in node.inputs)
-    for node in graph.nodes:
-        if isinstance(node.leaf, Take) and node.leaf.join and node.leaf.index.ndim == 1:
-            (site,) = node.inputs
-            if site not in graph.outputs and readers[site] == 1 and graph.node(site).leaf.role == "norm":
-                del points[site]
-                points[node.name] = site
-    return points

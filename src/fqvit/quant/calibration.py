@@ -60,8 +60,8 @@ class Narrowed(msgspec.Struct, frozen=True):
 class Choice(msgspec.Struct, frozen=True):
     """The choice of recipe `auto`.
 
-    start: nothing changed   end: the chosen units raised and layers narrowed   units, layers: numbers of candidates
-    reached: whether end.loss <= max_loss; with max_size whether the file is at most that large   bytes: its size, if known
+    start, end: before any change, and with the chosen units raised and layers narrowed   units, layers: numbers of candidates
+    reached: whether end.loss <= max_loss or, with max_size, whether the file is at most that large   bytes: file size, if known
     """
 
     max_loss: float
@@ -87,25 +87,28 @@ class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log2: bool
     zero_code: bool
     levels: list[Annotated[int, msgspec.Meta(ge=0, le=2**15)]] = []
-    grid: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] = []
+    grid: list[Annotated[int, msgspec.Meta(ge=0, le=65535)]] = []
+    octave: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
 
     def __post_init__(self) -> None:
         if not self.scale or len(self.scale) != len(self.zero):
             raise ValueError("scale and zero must have one value per group of channels")
         if self.levels and max(self.levels) == 0:
             raise ValueError("at least one of levels must be above 0")
-        if self.grid and (self.bits > 8 or self.grid != sorted(set(self.grid))):
-            raise ValueError("grid must be rising codes of at most 8 bits")
+        if self.grid and (self.grid[-1] >= 2**self.bits or self.grid != sorted(set(self.grid))):
+            raise ValueError("grid must be ascending codes of at most `bits` bits")
 
     def qparams(self) -> QParams:
         alpha = None if self.alpha is None else np.array(self.alpha, np.uint8)
         scale, zero = np.array(self.scale), np.array(self.zero, np.int64)
-        return QParams(self.bits, scale, zero, alpha, self.log2, self.zero_code, tuple(self.levels), tuple(self.grid))
+        levels, grid = tuple(self.levels), tuple(self.grid)
+        return QParams(self.bits, scale, zero, alpha, self.log2, self.zero_code, levels, grid, self.octave)
 
     @staticmethod
     def of(q: QParams) -> SavedSite:
         alpha = None if q.alpha is None else q.alpha.tolist()
-        return SavedSite(q.bits, q.scale.tolist(), q.zero.tolist(), alpha, q.log2, q.zero_code, list(q.levels), list(q.grid))
+        scale, zero, levels, grid = q.scale.tolist(), q.zero.tolist(), list(q.levels), list(q.grid)
+        return SavedSite(q.bits, scale, zero, alpha, q.log2, q.zero_code, levels, grid, q.octave)
 
 
 class SavedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,7 +140,7 @@ class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The JSON form of a Calibration."""
 
     recipe: Recipe
-    features: Features  # deprecated: other than "logits" only with `quantize --features`
+    features: Features  # deprecated: differs from "logits" only after `quantize --features`
     images: Annotated[int, msgspec.Meta(ge=1)]
     sites: dict[str, SavedSite]
     weights: dict[str, SavedWeights] = {}

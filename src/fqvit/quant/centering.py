@@ -1,4 +1,4 @@
-"""Center the keys of attention: subtract one constant per channel of K, by way of the bias of the layer that computes it.
+"""Center the keys of attention: subtract one constant per channel of K, through the bias of the layer that computes K.
 
 A softmax does not change if the same number is added to a whole row of scores, and q . (k - c) = q . k - q . c differs from
 q . k by the same number for every key. The float model therefore computes the same function with any c. Keys often share a
@@ -30,7 +30,7 @@ KEY = 1  # Q, K and V are the parts 0, 1 and 2 of a joint layer
 def key_layers(graph: Graph) -> list[str]:
     """Return the linear layers that compute Q, K and V together and whose keys are read only by scores.
 
-    Keys from a separate layer or rotated before the scores are not found: rotation does not commute with a constant.
+    Keys of a separate layer are not found, nor are rotated keys: rotation does not commute with subtracting a constant.
     """
     found = []
     for node in graph.nodes:

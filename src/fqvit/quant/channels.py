@@ -28,8 +28,8 @@ GELU_DEPTH = 0.17  # -min(gelu(x)), rounded up
 NARROWEST = 1 / 64
 # With fewer observed rows than this, the channels of a site share one range. The range of one channel over n rows leaves out
 # 2 / (n + 1) of all values on average. Sites with one row per image, such as the norm of the class token, are affected: with
-# the trained model `registers` and 16 images, sharing raises the cosine of the logits from 0.996 to 0.999; with 256 images or
-# more, it makes no difference.
+# the trained model `registers` and 16 images, sharing raises the cosine similarity of the logits from 0.996 to 0.999; with 256
+# images or more, it makes no difference.
 FEW_ROWS = 128
 
 
@@ -62,7 +62,7 @@ class ChannelRange(Observer):
         self._low, self._high = np.minimum(low, known[0]), np.maximum(high, known[1])
 
     def shift(self, constant: Floats) -> None:
-        """Move the observed range of each channel by a constant [C], as if every observed value had contained it."""
+        """Shift the observed range of each channel by a constant [C], as if it had been added to every observed value."""
         self._low, self._high = self._low + constant, self._high + constant
 
     def cover(self, low: Floats, high: Floats) -> None:
@@ -163,7 +163,7 @@ def context(low: Floats, high: Floats, v: QParams, bits: int) -> QParams:
 
 
 def with_floor(high: Floats, quantile: float, k: int) -> tuple[Floats, float]:
-    """Return the upper ends [C] of GELU outputs, raised to a quantile of them, and the upper end that sets the coarsest scale.
+    """Return the upper ends [C] of GELU outputs, raised to at least a quantile of them, and the end for the coarsest scale.
 
     Scales differ by powers of two. Many channels have the raised upper end, so the coarsest scale is that of the raised upper
     end times a power of two. Without a floor (quantile 0), or if that power exceeds 2^k, it is the scale of the widest channel.
@@ -183,7 +183,7 @@ def gelu(low: Floats, high: Floats, bits: int, k: int, widest: float | None = No
     """Outputs of GELU: the scale of the widest channel divided by 2^j, with the largest j in 0..k without saturation.
 
     Every range starts at the minimum of GELU, so that channels with the same scale also have the same zero point.
-    widest: the upper end of the range with the coarsest scale, at least that of the widest channel, which is the default
+    widest: the upper end of the range with the coarsest scale; at least, and by default, that of the widest channel
     """
     span = (float(high.max()) if widest is None else widest) + GELU_DEPTH
     j = np.clip(np.floor(np.log2(span / (high + GELU_DEPTH))), 0, k)
@@ -193,7 +193,7 @@ def gelu(low: Floats, high: Floats, bits: int, k: int, widest: float | None = No
 
 
 def symmetric_gelu(high: Floats, bits: int, k: int, widest: float | None = None) -> QParams:
-    """As `gelu`, with the middle code as zero point."""
+    """Like `gelu`, but with the middle code as zero point."""
     middle = 2 ** (bits - 1)
     reach = np.maximum(high, GELU_DEPTH)
     widest = float(reach.max()) if widest is None else max(widest, GELU_DEPTH)

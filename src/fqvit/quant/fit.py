@@ -47,6 +47,8 @@ def check_fit(
             raise FqvitError(
                 f"{name}: calibrated for other codes than those of recipe {calibration.recipe.name}. Calibrate again."
             )
+        if q.octave > 1 or (q.grid and q.bits > 8):
+            raise FqvitError(f"{name}: calibrated for codes that are only simulated. Calibrate again.")
         if q.alpha is not None and q.alpha.shape != (channels,):
             raise FqvitError(
                 f"{name}: calibrated for {q.alpha.size} channels, but {model} has {channels}. Calibrate this model again."

@@ -1,9 +1,9 @@
 """Per-channel histograms whose counts do not depend on the order or batching of the data.
 
-A channel's bins are 2^e wide and anchored at 0: value x has index trunc(x / 2^e), so bin i > 0 is [i, i + 1) 2^e, bin -i is
-(-i - 1, -i] 2^e, and bin 0 is (-2^e, 2^e). Because of truncation (not floor), index i becomes trunc(i / 2) when the width
-doubles, even if x / 2^e underflows. e is the smallest exponent for which the channel's indices fit into `bins` consecutive
-ones; it depends only on the channel's minimum and maximum. Values must be finite, which observers.py checks.
+A channel's bins are 2^e wide and anchored at 0: value x has index trunc(x / 2^e), so bin i > 0 is [i, i + 1) * 2^e, bin -i
+is (-i - 1, -i] * 2^e, and bin 0 is (-2^e, 2^e). Because of truncation (not floor), index i becomes trunc(i / 2) when the width
+doubles, even if x / 2^e underflows. e is the smallest exponent for which `bins` consecutive indices cover the channel;
+it depends only on the channel's minimum and maximum. Values must be finite, which observers.py checks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 LEAST_EXPONENT = -100  # 2^100 is representable in float32, so that x / 2^e is one exact multiplication
-INDEX_BITS = 22  # |index| < 2^22 also for nearly constant channels: exact in float32 and int32
+INDEX_BITS = 22  # |index| < 2^22 even for nearly constant channels: exact in float32 and int32
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -1,10 +1,10 @@
-"""Measure how much each token of each layer counts for the outputs of the float model.
+"""Measure how much each token of each layer influences the outputs of the float model.
 
-An error at one output of a linear layer changes the outputs of the model by its gradient. The weight of a position is the mean
-square of this gradient over images and channels: in the last block of a model whose output is the class token, only that token
-counts. Every output of the model counts the same, every row of it (such as a patch token) is divided by its norm, and
-gradients are those of random projections of all outputs. Weights of a layer have mean 1 and are at least EQUAL, so that
-statistics over the tokens have enough samples even if only one token of an image counts.
+An error at one output of a linear layer changes the outputs of the model in proportion to the gradient. The weight of a
+position is the mean square of this gradient over images and channels: in the last block of a model whose output is the class
+token, only that token matters. All outputs of the model have equal weight, every row of an output (such as a patch token) is
+divided by its norm, and gradients are those of random projections of all outputs. Weights of a layer have mean 1 and are at
+least EQUAL, so that statistics over the tokens have enough samples even if only one token of an image matters.
 See also: methods/compensate.py (rounds weights for a small weighted error).
 """
 
@@ -26,7 +26,7 @@ IMAGES = 16  # images whose gradients are computed, evenly spaced
 PROJECTIONS = 2  # random projections per batch
 BATCH = 4
 SEED = 0
-EQUAL = 0.1  # share of the weights that all positions get alike
+EQUAL = 0.1  # share of the total weight that is distributed equally over all positions
 
 
 def token_weights(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) -> dict[str, Tensor]:

@@ -1,9 +1,10 @@
 """Level the scores of attention: subtract from the keys the constants that make the maxima of all rows nearly equal.
 
 Scores are rounded before the maximum of their row is known, so one range must hold the largest scores of every row of every
-head. A constant c per head, subtracted from its keys, subtracts scale q . c from the row of query q and changes no attention
-(centering.py). Here c is chosen by ridge regression, so that scale q . c is nearly the maximum of the row minus TARGET: the
-maxima then lie close together, the range is short, and the codes are fine. Runs after the float pass, on a sample of images.
+head. A constant c per head, subtracted from its keys, subtracts scale * (q . c) from the row of query q and does not change
+attention (centering.py). Here c is chosen by ridge regression, so that scale * (q . c) is nearly the maximum of the row minus
+TARGET: the maxima then lie close together, the range is short, and the codes are finely spaced. Runs after the float pass, on
+a sample of images.
 See also: centering.py (subtracts the constants), observers.py (Attended: the range of scores).
 """
 
@@ -26,7 +27,7 @@ from fqvit.quant.channels import ChannelRange
 from fqvit.quant.observers import Attended, Observer
 
 TARGET = 8.0  # leveled row maxima are near this value; the range of scores then includes 0, as every range does
-RIDGE = 0.1  # share of the mean variance of Q, added to that of each channel: keeps constants small that would gain little
+RIDGE = 0.1  # this share of the mean variance of Q is added to each channel's, so that constants of little use stay small
 MAX_ELEMENTS = 2**28  # values of Q that are held, over all layers and images
 BATCH = 16
 
@@ -35,7 +36,7 @@ BATCH = 16
 class ScoreRows:
     """Rows of the scores of one layer, in batches: queries [R, H, D], their factor per head, and the extremes of each row."""
 
-    factors: Tensor  # float64 [H]: scores are factors[h] q . k
+    factors: Tensor  # float64 [H]: scores are factors[h] * (q . k)
     queries: list[Tensor] = field(default_factory=list)
     tops: list[Tensor] = field(default_factory=list)
     lows: list[Tensor] = field(default_factory=list)
@@ -77,8 +78,8 @@ def level_keys(
 ) -> dict[str, NDArray[np.float64]]:
     """Return constants to subtract from keys, float64 [C] per layer, and move the observed ranges of keys and scores.
 
-    observers: by site, one mapping per recipe. Layers whose keys have no range per channel, or whose scores are not observed
-    by `Attended`, are left out   images: uint8 [n, H, W, C]
+    observers: one mapping {site: observers} per recipe   images: uint8 [n, H, W, C]
+    Layers whose keys have no range per channel, or whose scores are not observed by `Attended`, are left out.
     """
     pairs = {scores: layer for scores, layer in _score_sites(graph).items() if _can_level(observers, scores, layer)}
     leveled = {site: rows.level() for site, rows in _score_rows(graph, preprocess, images, where, set(pairs)).items()}
@@ -115,7 +116,7 @@ def _can_level(observers: Sequence[Mapping[str, Sequence[Observer]]], scores: st
 def _score_rows(
     graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8], where: torch.device, sites: set[str]
 ) -> dict[str, ScoreRows]:
-    """Run the float model and collect the rows of these scores. Memory bounds the number of images."""
+    """Run the float model and collect the rows of these scores. MAX_ELEMENTS limits the number of images."""
     rows: dict[str, ScoreRows] = {}
     queries: dict[str, Tensor] = {}
     readers = {graph.node(site).inputs[0] for site in sites}

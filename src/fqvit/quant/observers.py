@@ -184,7 +184,7 @@ class Attended(MinMax):
 
 
 class Ema(RangeObserver):
-    """Exponential moving average of the minimum and maximum b of each batch: v = (1 - momentum) v + momentum b.
+    """Exponential moving average of the minimum and maximum b of each batch: v = (1 - momentum) * v + momentum * b.
 
     Only the latest batches are kept, as many as affect a float64 result (4,414 at momentum 0.01). The average starts with the
     oldest batch kept, so that the result depends only on the sequence of batches, not on how it is split between observers.
@@ -244,7 +244,7 @@ class Percentile(Ema):
 
 
 class Omse(MinMax):
-    """The range that minimizes ||x - Q(x)||^2 at `bits`, among the MinMax range shrunk by 0, 1, ... 89 percent.
+    """Optimal mean squared error: the MinMax range, shrunk by the 0, 1, ... 89 percent that minimize ||x - Q(x)||^2 at `bits`.
 
     The range uses all elements; the error uses a histogram of about every 13th element of all batches, or of the last one only.
     """
@@ -312,7 +312,7 @@ class PtfResult:
 class Ptf(Observer):
     """Power-of-Two Factor: one scale and zero point per tensor, one shift alpha in 0..k per channel.
 
-    scale = (max - min) / (2^bits - 1) / 2^k and zero = clip(round(-min / (2^k scale))) over all batches, min <= 0 <= max.
+    scale = (max - min) / (2^bits - 1) / 2^k and zero = clip(round(-min / (2^k * scale))) over all batches, min <= 0 <= max.
     alpha minimizes the channel's squared error including saturation, from a histogram of all batches or of the last one only.
     symmetric: scale = max |x| / (2^(bits-1) - 1) / 2^k instead, and zero is the middle code.
     """

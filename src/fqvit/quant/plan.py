@@ -1,4 +1,4 @@
-"""Turn a graph and a recipe into a plan per site: which observer, how many bits, which kind of codes.
+"""Turn a graph and a recipe into one plan per site: which observer, how many bits, which kind of codes.
 
 No other module decides how a role is quantized. See also: recipe.py (recipes), observers.py (the observers that a plan names).
 """
@@ -240,12 +240,12 @@ def _has_channels(graph: Graph, node: Node, recipe: Recipe, rule: SiteRule) -> b
     """Return whether the site has one scale per channel.
 
     Only linear layers may read such a site, because the scales are folded into their weights. The scales of attention times V
-    are those of V times one factor, so V has per-channel scales only if attention times V has, in the same order of channels.
+    are those of V times one factor, so V has per-channel scales only if attention times V has them, in the same order.
     """
     if not recipe.channels or node.leaf.role not in CHANNELS or rule.range is not None or rule.observer is not None:
         return False
     if node.leaf.role not in ("qkv", "value"):
-        return _read_by_linear(graph, node.name)
+        return read_by_linear(graph, node.name)
     contexts: list[Node] = []
     for route in _readers(graph, node.name):
         if isinstance(route.leaf, Heads) and route.leaf.part < 2:
@@ -275,11 +275,12 @@ def _orders_heads(leaf: Leaf, value: Leaf) -> bool:
     return merged.shape[-1] == channels and bool((merged == numbers).all())
 
 
-def _read_by_linear(graph: Graph, name: str) -> bool:
+def read_by_linear(graph: Graph, name: str) -> bool:
+    """Return whether only linear layers read a site, directly or through moves of whole rows, so that scales can be folded."""
     readers = [node for node in graph.nodes if name in node.inputs]
     return name not in graph.outputs and all(
         isinstance(node.leaf, Linear)
-        or (node.leaf.role == "route" and _moves_rows(node.leaf) and _read_by_linear(graph, node.name))
+        or (node.leaf.role == "route" and _moves_rows(node.leaf) and read_by_linear(graph, node.name))
         for node in readers
     )
 

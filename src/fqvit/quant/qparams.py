@@ -1,8 +1,8 @@
 """Hold the quantization parameters of one site, and encode and decode values with them.
 
 Calibration creates the parameters; simulation and lowering use them.
-Affine codes: q = clip(floor(x / (scale 2^alpha) + 1/2) + zero, 0, 2^bits - 1). Attention has two more kinds of codes: log2 (see
-log2_encode) and relative (see relative_encode).
+Affine codes: q = clip(floor(x / (scale * 2^alpha) + 1/2) + zero, 0, 2^bits - 1). Attention has two more kinds of codes: log2
+(see log2_encode) and relative (see relative_encode).
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ SCALE_GRID = 2**15  # per-channel scales are multiples of one unit per site; the
 class QParams:
     """The quantization parameters of one site with C channels.
 
-    scale: float64 [G]   zero: int64 [G], the zero points   G is 1, 3 (Q, K and V) or C: groups of C / G channels share both
+    scale: float64 [G]   zero: int64 [G], the zero points   G: number of groups of channels, 1, 3 (Q, K and V) or C
     alpha: uint8 [C], the shifts of the Power-of-Two Factor, or None
-    log2: code a means 2^-a; scale and zero are unused   zero_code: the last log2 code means 0
-    levels: code a means levels[a] divided by the sum over its row (relative attention)
-    grid: the only codes that occur, in rising order (GELU outputs with few bits); () for all
+    log2: code i means 2^-i; scale and zero are unused   zero_code: the last log2 code means 0
+    octave: with log2, codes per power of two (simulated only): with 2, code i means scale 2^(-i/2)
+    levels: code i means levels[i] divided by the sum over its row (relative attention)
+    grid: the only codes that occur, in ascending order (GELU outputs with few bits); () for all
     """
 
     bits: int
@@ -37,10 +38,11 @@ class QParams:
     zero_code: bool = False
     levels: tuple[int, ...] = ()
     grid: tuple[int, ...] = ()
+    octave: int = 1
 
     @property
     def width(self) -> int:
-        """The bits that tell the values apart: those of the codes, or fewer if only the codes of `grid` occur."""
+        """The number of bits that distinguish the codes: `bits`, or fewer if only the codes of `grid` occur."""
         return (len(self.grid) - 1).bit_length() if self.grid else self.bits
 
     @property
@@ -77,6 +79,8 @@ class QParams:
 
     def encode(self, x: Tensor) -> Tensor:
         """Quantize x [..., C]; returns codes in the dtype of x."""
+        if self.log2 and self.octave > 1:
+            return (0.5 - self.octave * (x / float(self.scale[0])).log2_()).floor_().clamp_(0, self.last)  # 0: the last code
         if self.log2:
             return log2_encode(x, self.last)
         if self.levels:
@@ -95,7 +99,7 @@ class QParams:
     def decode(self, codes: Tensor) -> Tensor:
         """Dequantize codes [..., C], given in a float dtype."""
         if self.log2:
-            values = torch.exp2(-codes)
+            values = torch.exp2(-codes) if self.octave == 1 else torch.exp2(-codes / self.octave) * float(self.scale[0])
             return values * (codes < self.last) if self.zero_code else values
         if self.levels:
             weights = torch.tensor(self.levels, dtype=codes.dtype, device=codes.device)[codes.long()]
@@ -110,12 +114,12 @@ class QParams:
 
 
 def log2_encode(p: Tensor, last: int) -> Tensor:
-    """clip(log2(round(1 / p)), 0, last), log2 rounded up from a mantissa of 1.5, as the LogSoftmax op computes it.
+    """clip(log2(round(1 / p)), 0, last), with log2 rounded up if the mantissa is at least 1.5, as in the LogSoftmax op.
 
     p below 2^-30, including 0, is treated as 2^-30; only simulated codes of more than 4 bits reach code 30.
     """
     r = (1 / p.clamp(min=2.0**-30) + 0.5).floor_()
-    mantissa, exponent = torch.frexp(r)  # r = mantissa 2^exponent, mantissa in [1/2, 1)
+    mantissa, exponent = torch.frexp(r)  # r = mantissa * 2^exponent, mantissa in [1/2, 1)
     return (exponent - 1 + (mantissa >= 0.75)).clamp(0, last).to(p.dtype)
 
 
@@ -162,6 +166,11 @@ def concatenate(parts: list[QParams]) -> QParams:
 def log2(bits: int, zero_code: bool) -> QParams:
     """Return log2 codes for attention. zero_code: the last code means 0."""
     return QParams(bits, np.ones(1), np.zeros(1, np.int64), log2=True, zero_code=zero_code)
+
+
+def log_sqrt2(bits: int, scale: float) -> QParams:
+    """Return codes for attention (RepQ-ViT): code i means scale 2^(-i/2), the last code means 0."""
+    return QParams(bits, np.array([scale]), np.zeros(1, np.int64), log2=True, zero_code=True, octave=2)
 
 
 def relative(bits: int, tokens: int, levels: Literal["powers", "curve"] = "powers") -> QParams:

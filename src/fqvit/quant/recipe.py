@@ -47,27 +47,28 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights per shared exponent, at 4 bits or less; 0: no groups
     layer_bits: dict[str, Bits] = {}  # bits of the weights of single layers, by name or pattern such as "blocks.*.mlp.fc1"
     weight_ends: Literal["codes", "halves"] = "codes"  # max|w| / scale at 8 bits: 127, or 127.5 and saturated
-    # Weights are rounded to nearest; column by column, so that later columns and biases compensate earlier errors, with all
-    # tokens equal or weighted by their influence on the outputs (compensate.py); compensated and then learned segment by
-    # segment, together with scales and biases (reconstruct.py); or bit by bit for the least output error (bitsplit.py).
+    # How weights are rounded. nearest: to the nearest code; compensated: column by column, so that later columns and biases
+    # compensate earlier errors; weighted: likewise, with tokens weighted by their influence on the outputs (compensate.py);
+    # reconstructed: compensated, then learned segment by segment, together with scales and biases (reconstruct.py);
+    # bit-split: bit by bit, for the least output error (bitsplit.py).
     rounding: Literal["nearest", "compensated", "weighted", "reconstructed", "bit-split"] = "nearest"
     activation_bits: Bits = 8
     attention_bits: Bits = 4
     observer: RangeObserver = "minmax"
-    # Ranges by `observer`; or, with compensated rounding, chosen for the least squared error of inputs of matrix products
-    # (ranges.py).
+    # observed: ranges from `observer`; least-error: with compensated rounding, ranges that minimize the squared error of the
+    # inputs of matrix products (ranges.py).
     ranges: Literal["observed", "least-error"] = "observed"
     residual: Literal["ptf", "tensor"] = "ptf"  # LayerNorm inputs: Power-of-Two Factor, or one scale per tensor
     k: Annotated[int, msgspec.Meta(ge=0, le=8)] = 3
-    # Log-Int-Softmax (uniform with more than 4 bits); log2 codes of any width, simulated only; uniform codes; or codes
-    # relative to the largest value of each row.
+    # log2: Log-Int-Softmax (uniform with more than 4 bits); log2-wide: log2 codes of any width, simulated only; uniform:
+    # uniform codes; relative: codes relative to the largest value of each row.
     attention: Literal["log2", "log2-wide", "uniform", "relative"] = "log2"
     # Weights of relative codes: powers of two and some midpoints (evenly spaced above 4 bits), or spaced along a smooth curve.
     levels: Literal["powers", "curve"] = "powers"
     # Keys as the model computes them, or minus one constant per channel, which does not change attention: the mean key of one
     # image (centering.py), or the constants for which the largest scores of all rows are nearly equal (leveling.py).
     keys: Literal["plain", "centered", "leveled"] = "plain"
-    # Scores: the range by `observer`, or only the part of it that attention depends on.
+    # Scores: the range from `observer`, or only the part of it that attention depends on.
     scores: Literal["observed", "attended"] = "observed"
     # With `channels`: V has the observed ranges, or wider ones where these allow finer codes for attention times V (values.py).
     values: Literal["observed", "widened"] = "observed"
@@ -97,8 +98,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # LayerNorm and Softmax in integers, or in float: then only the inputs of matrix products are quantized, and the recipe can
     # only be simulated.
     nonlinear: Literal["integer", "float"] = "integer"
-    # Scales from observed ranges, or searched for the best correlation with the float outputs (similarity.py).
-    intervals: Literal["observed", "similarity"] = "observed"
+    # Scales from observed ranges; searched for the best correlation with the float outputs (similarity.py); by percentiles,
+    # with reparameterized norms and log-sqrt2 attention (reparameterize.py); or searched by the Hessian, with twin codes of
+    # attention and GELU outputs (hessian.py).
+    intervals: Literal["observed", "similarity", "reparameterized", "hessian"] = "observed"
     # `auto`: raise the bits of sites until the top-1 loss, estimated without labels, is at most this many percentage points.
     max_loss: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     # `auto`: bits that weights of single layers may be narrowed to, until the loss reaches max_loss, or until the file has at
@@ -121,9 +124,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("gelu spaced requires ranges least-error")
         if self.rounding == "bit-split" and (self.nonlinear == "integer" or self.weight_group or self.intervals != "observed"):
             raise ValueError("rounding bit-split requires nonlinear float, weight_group 0 and intervals observed")
-        if self.intervals == "similarity" and not (
+        symmetric = self.intervals == "similarity"
+        if self.intervals != "observed" and not (
             self.nonlinear == "float"
-            and self.symmetric
+            and self.symmetric == symmetric
             and self.attention == "uniform"
             and self.qkv == "separate"
             and self.rounding == "nearest"
@@ -131,8 +135,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             and not self.weight_group
         ):
             raise ValueError(
-                "intervals similarity requires nonlinear float, symmetric true, attention uniform, qkv separate,"
-                " rounding nearest, channels false and weight_group 0"
+                f"intervals {self.intervals} requires nonlinear float, symmetric {str(symmetric).lower()}, attention uniform,"
+                " qkv separate, rounding nearest, channels false and weight_group 0"
             )
 
     @property
@@ -182,7 +186,7 @@ _LOW: dict[str, Any] = {
 _LOW_SITES = {**_OURS["sites"], "scores": SiteRule(bits=8)}
 # With 4-bit weights and 8-bit activations: learned weights, and the finer activations of `embedding`.
 _W4: dict[str, Any] = {"rounding": "reconstructed", "ranges": "least-error", **_FINE}
-WEIGHT_GROUP = 16  # of recipes with 4-bit weights
+WEIGHT_GROUP = 16  # weights per shared exponent in recipes with 4-bit weights
 
 # Hardware with symmetric int8 and 16-bit multipliers. No codes are wider than 8 bits, so the residual stream needs PTF.
 _NPU: dict[str, Any] = {"symmetric": True, "mult": "short"}
@@ -225,6 +229,8 @@ RECIPES = {
         Recipe(name="partial", nonlinear="float", **_PLAIN),
         Recipe(name="bit-split", nonlinear="float", rounding="bit-split", **_PLAIN),
         Recipe(name="ptq-vit", nonlinear="float", intervals="similarity", symmetric=True, **_PLAIN),
+        Recipe(name="ptq4vit", nonlinear="float", intervals="hessian", images=32, **_PLAIN),
+        Recipe(name="repq-vit", nonlinear="float", intervals="reparameterized", images=32, **_PLAIN),
     )
 }
 DEFAULT_RECIPE = "fqvit"
@@ -232,11 +238,13 @@ DEFAULT_RECIPE = "fqvit"
 ADAPTED = ("fqvit", "embedding", "w6a6", "w4", "w4a4")
 
 
-def load_recipe(name: str | Path) -> Recipe:
-    """Return a recipe by name, or read it from a TOML file."""
+def load_recipe(name: str | Path | Recipe = DEFAULT_RECIPE) -> Recipe:
+    """Return a recipe by name, or read it from a TOML file. A Recipe is returned as it is."""
+    if isinstance(name, Recipe):
+        return name
     if str(name) in RECIPES:
         return RECIPES[str(name)]
-    path = Path(name)
+    path = Path(str(name))
     if path.suffix != ".toml":
         raise FqvitError(f"recipe {str(name)!r}: no such recipe. Use one of {', '.join(RECIPES)}, or a .toml file.")
     try:
@@ -272,8 +280,8 @@ def weight_bits(recipe: Recipe, layer: str, at_end: bool) -> tuple[int, int]:
     """Return the number of bits of a layer's weights, and how many weights share an exponent (0: no groups).
 
     Groups are for at most 4 bits. With groups, and with weights that are compensated or learned, the patch embedding and the
-    output layers (at_end) keep 8 bits: they are small and sensitive. A pattern in recipe.layer_bits that matches the name of
-    the layer overrides both; the last one wins.
+    output layers (at_end) keep 8 bits: they are small and sensitive. If patterns in recipe.layer_bits match
+    the name of the layer, the last of them sets the bits instead.
     """
     own = [bits for pattern, bits in recipe.layer_bits.items() if fnmatchcase(layer, pattern)]
     if own:
@@ -323,7 +331,7 @@ def with_profile(recipe: Recipe, profile: str) -> Recipe:
 
 def with_bits(recipe: Recipe, bits: str) -> Recipe:
     """Set the weight, activation and attention bits of `recipe`, given as W/A/ATTN, such as "8/8/4"."""
-    match = re.fullmatch(r"([2-8])/([2-8])/([2-8])", bits)
+    match = re.fullmatch(r"([2-8])/([2-8])/([2-8])", str(bits))
     if match is None:
         raise FqvitError(f"bits {bits!r}: expected W/A/ATTN, each from 2 to 8, such as 8/8/4.")
     weight, activation, attention = map(int, match.groups())
@@ -333,7 +341,7 @@ def with_bits(recipe: Recipe, bits: str) -> Recipe:
 def with_methods(recipe: Recipe) -> Recipe:
     """Add the methods that reduce the error of fewer than 8 bits to a recipe whose bits were changed.
 
-    Only recipes that are built for accuracy get them; the others compare single methods. Detectors do not support them.
+    Only recipes that are built for accuracy get them; other recipes compare single methods. Detectors do not support them.
     """
     if recipe.name not in ADAPTED or min(recipe.weight_bits, recipe.activation_bits) == 8:
         return recipe

@@ -2,12 +2,13 @@
 
 The scales of attention times V are those of V times one factor f, the least for which no channel saturates (channels.py).
 Attention averages V over tokens, so most channels of the product span a fraction of V's range, and the rounding errors of V
-average out: of a row with weights a, the sum of a^2 remains. One channel that is not averaged, however, makes f nearly 1, and
-all other channels of the product are rounded coarsely. A wider range for the V of such channels allows a smaller f:
+average out: for a row with attention weights a, their variance is multiplied by sum(a^2). One channel that is not
+averaged, however, makes f nearly 1, and all other channels of the product are rounded coarsely. A wider range for
+the V of such channels allows a smaller f:
 
     range of V in channel c = max(r[c], p[c] / f), where r are the ranges of V and p those of the product
-    cost(f) = sum_c n[c] range[c]^2 (a2[c] + f^2), with n the squared norm of c's weights in the next layer and a2 the mean
-    of sum a^2 in its head
+    cost(f) = sum_c n[c] * range[c]^2 * (a2[c] + f^2), with n the squared norm of c's weights in the next layer and a2 the
+    mean of sum(a^2) in its head
 
 The f with the least cost is chosen. Runs after the float pass, on a few images.
 See also: channels.py (computes the scales from these ranges), calibrate.py.
@@ -32,7 +33,7 @@ from fqvit.quant.observers import Observer
 
 Floats = NDArray[np.float64]
 VALUE = 2  # Q, K and V are the parts 0, 1 and 2 of a joint layer
-IMAGES = 16  # of which attention is observed, evenly spaced
+IMAGES = 16  # images on which attention is observed, evenly spaced
 FACTORS = np.geomspace(1.0, 0.1, 47)
 
 
@@ -53,7 +54,7 @@ def widen_values(
     images: NDArray[np.uint8],
     where: torch.device,
 ) -> None:
-    """Widen the observed ranges of V. images: uint8 [n, H, W, C]; observers: by site, one mapping per recipe.
+    """Widen the observed ranges of V. images: uint8 [n, H, W, C]; observers: {site: observers} per recipe.
 
     Layers in which V or its product with attention has no range per channel are left out.
     """
@@ -77,7 +78,7 @@ def widen_values(
 def widened(reach: Floats, wanted: Floats, kept: Floats, norms: Floats) -> Floats:
     """Return the ranges of V with the least cost; all arguments are [C].
 
-    reach: the range of V   wanted: of its product with attention   kept: mean of sum a^2   norms: squared norms of weights
+    reach: range of V   wanted: range of its product with attention   kept: mean of sum(a^2)   norms: squared norms of weights
     """
     candidates: list[Floats] = [np.maximum(reach, wanted / factor) for factor in FACTORS]
     costs = [float((norms * each**2 * (kept + factor**2)).sum()) for each, factor in zip(candidates, FACTORS, strict=True)]

@@ -20,7 +20,7 @@ from fqvit.models.graph import Graph, Node
 from fqvit.quant.qparams import QParams, affine
 from fqvit.quant.recipe import Recipe, weight_bits
 
-MAX_EXPONENT = max_exponent(GROUP_WIDTH)  # of groups
+MAX_EXPONENT = max_exponent(GROUP_WIDTH)  # largest exponent of a group
 MAX_PACKED = 6  # weights of at most this many bits are packed: 7-bit ones would save only an eighth, and 8-bit ones nothing
 SCALES_PER_OCTAVE = 8  # number of scales that the search for groups tries
 SHORT_BITS = 16  # bits of short multipliers
@@ -114,8 +114,8 @@ def quantize_linear(
     """Round weight [O, K] times input_scales [K] or [1] to integers: acc = sum_k code[k] w[o, k], in units of scale[o].
 
     scale = max(max|w| / (2^(bits-1) - 1), |bias| / 2^30); the second term bounds the bias of rows with (nearly) zero weights.
-    group: that many weights share an exponent e, and their codes count 2^e units. Scale and exponents minimize the squared
-    error, weighted by importance [K] (None: equal weights).
+    group: number of weights that share an exponent e; one step of their codes is 2^e units. Scale and exponents minimize the
+    squared error, weighted by importance [K] (None: equal weights).
     output_scales: [O], round scales up so that a 16-bit multiplier scale / output_scale is exact.
     halves: without groups, map max|w| to 2^(bits-1) - 1/2 units, and saturate.
     """

@@ -1,4 +1,4 @@
-"""Compute attention maps: the last attention of a float model per patch, in float and in integer formats. Needs torch.
+"""Compute attention maps: the last attention layer of a float model, per patch, in float and integer formats. Needs torch.
 
 A map needs the grid of the patches and the number of tokens before them. They come from the config of a ViT or Swin, or from
 the leaf modules of a captured graph. See also: collect.py (counts of attention values), maps.py (draws the maps), gather.py.
@@ -47,7 +47,7 @@ class AttentionLayout:
 
 
 def attention_layout(model: FloatModel, graph: Graph) -> AttentionLayout | None:
-    """Return the layout of the last attention; None if the model has none, or if its grid is not known."""
+    """Return the layout of the last attention layer; None if the model has none, or if its grid is not known."""
     last = next((node for node in reversed(graph.nodes) if isinstance(node.leaf, layers.Softmax)), None)
     if last is None:
         return None
@@ -59,7 +59,7 @@ def attention_layout(model: FloatModel, graph: Graph) -> AttentionLayout | None:
         assert isinstance(to_tokens, layers.Take)
         index = to_tokens.index
         grid = config.grid(int(last.name.split(".")[1]))
-        # One value per position of each window, then in the order of the tokens.
+        # Compute one value per position of each window, then put the values in the order of the tokens.
         return AttentionLayout(last.name, "received", grid, lambda p: (p[0].mean((1, 2)) * p.shape[-1]).flatten()[index])
     assert isinstance(config, ViTConfig)
     grid = (config.image[0] // config.patch, config.image[1] // config.patch)
@@ -69,7 +69,7 @@ def attention_layout(model: FloatModel, graph: Graph) -> AttentionLayout | None:
 def _captured(model: FloatModel, graph: Graph, last: Node) -> AttentionLayout | None:
     """Return the layout of a captured model with attention between all tokens, [H, T, T]: a prefix, then a grid of patches.
 
-    The grid is assumed to have the proportions of the images.
+    The grid is assumed to have the aspect ratio of the images.
     """
     shape = site_shapes(graph.ending_at(last.name), model.preprocess)[last.name]
     if len(shape) != 3 or shape[1] != shape[2]:
@@ -82,7 +82,7 @@ def _captured(model: FloatModel, graph: Graph, last: Node) -> AttentionLayout | 
 
 
 def _tokens(site: str, grid: tuple[int, int], prefix: int, kind: str) -> AttentionLayout:
-    """Return the layout of attention [1, H, T, T]: that of the first token, or received attention if there is no prefix.
+    """Return the layout for attention [1, H, T, T]: attention of the first token, or received attention if there is no prefix.
 
     Both are averaged over heads. Received attention is also averaged over queries and multiplied by T, so that its mean is 1.
     """
@@ -93,9 +93,9 @@ def _tokens(site: str, grid: tuple[int, int], prefix: int, kind: str) -> Attenti
 
 @torch.no_grad()
 def attention_maps(model: FloatModel, graph: Graph, layout: AttentionLayout, pixels: NDArray[np.uint8]) -> AttentionMaps:
-    """Return the maps of the last attention for one image u8 [H, W, C].
+    """Return the maps of the last attention layer for one image u8 [H, W, C].
 
-    Formats of p: uniform, code = round((2^b - 1) p); log2, value 2^-code with 0 for the last code; relative with 4 bits, as
+    Formats of p: uniform, code = round((2^b - 1) * p); log2, value 2^-code with 0 for the last code; relative with 4 bits, as
     in the default recipe. Masked positions are 0 in all of them.
     """
     p = graph.ending_at(layout.site).run(normalise(pixels[None], model.preprocess))

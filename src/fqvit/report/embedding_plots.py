@@ -1,4 +1,4 @@
-"""Draw the figures about embeddings: cosines of all images, cosines layer by layer, and patch tokens as colours.
+"""Draw the figures about embeddings: cosine similarity by image and by layer, and patch tokens as colours.
 
 See also: embeddings.py and tokens.py (the data), plots.py (the other figures), maps.py (images in figures).
 """
@@ -48,11 +48,11 @@ def cosine_histograms(found: EmbeddingQuality) -> str:
         words = f"mean {one.mean_cosine:.4f}, first percentile {one.first_percentile:.4f} (dashed), worst {one.worst:.4f} (dot)"
         canvas.text("word", (RIGHT, top + 20), words, "end")
         said.append(f"{one.name}: {words}.")
-    return canvas.finish("Cosine between the float and the integer output of every image", " ".join(said))
+    return canvas.finish("Cosine similarity of the float and the integer output of every image", " ".join(said))
 
 
 def layer_cosines(sites: Sequence[SiteNoise]) -> str:
-    """Draw the mean cosine (dot) and that of the worst image (ring) of each site, in network order."""
+    """Draw the mean cosine (dot) and the cosine of the worst image (ring) of each site, in network order."""
     canvas = Canvas(WIDTH, 330)
     known = [(i, row.cosine, row.lowest_cosine) for i, row in enumerate(sites)]
     values = [(i, mean, mean if low is None else low) for i, mean, low in known if mean is not None]
@@ -73,7 +73,7 @@ def layer_cosines(sites: Sequence[SiteNoise]) -> str:
     canvas.circle("ring", (LEFT + 192, 316), 3)
     canvas.text("word", (LEFT + 202, 320), "the image with the lowest cosine")
     i, mean, _ = min(values, key=lambda one: one[1])
-    return canvas.finish("Cosine to the float model, layer by layer", f"The lowest is {sites[i].site} with {mean:.4f}.")
+    return canvas.finish("Cosine similarity to the float model by layer", f"The lowest is {sites[i].site} with {mean:.4f}.")
 
 
 def token_pictures(found: Sequence[TokenColours]) -> str:

@@ -31,7 +31,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class WorstImage:
-    """An image whose integer output is far from the float one. pixels: u8 [H, W, C], as the model sees them
+    """An image whose integer output is far from the float output. pixels: u8 [H, W, C], as the model sees them
 
     float_neighbour, integer_neighbour: None if the output is not a vector or there are too few images
     """
@@ -48,8 +48,8 @@ class EmbeddingQuality:
     """All that the report shows about the outputs of a program that are not logits.
 
     outputs: in the order of the program   cosines: f64 [N] by output, one per image
-    main: the name of the output that `worst` is about: the first vector, else the first output   worst: lowest cosine first
-    tokens: patch tokens of a few images as colours   token_site: where they are; "" if there are none
+    main: the name of the output that `worst` is about: the first vector, or else the first output   worst: lowest cosine first
+    tokens: patch tokens of a few images as colours   token_site: their site; "" if there are none
     """
 
     outputs: Sequence[OutputSimilarity]
@@ -99,7 +99,7 @@ class EmbeddingPairs:
         for at in main.worst(SHOWN):
             one = WorstImage(main.names[at], self.kept[at], main.cosines[at])
             if near is not None:
-                # Of several equally near images, show the same one for both.
+                # Of several equally near images, show the same one for float and integers.
                 both = (near.by_integer[at] if near.same[at] else near.by_float[at], near.by_integer[at])
                 shown = (Neighbour(main.names[other], self.thumbnails[other]) for other in both)
                 one = WorstImage(one.path, one.pixels, one.cosine, *shown)

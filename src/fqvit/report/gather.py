@@ -38,7 +38,7 @@ from fqvit.system.progress import Progress
 
 BATCH = 8
 COMPARED = 8  # images for the per-site comparison, which runs the slow reference interpreter
-COUNTED = 4  # attention values are counted in 4 to 7 batches only: one image has 1.4 million in DeiT-Tiny
+COUNTED = 4  # attention values are counted in 4 to 7 batches only: DeiT-Tiny has 1.4 million of them per image
 MAPPED = 2  # images with attention maps
 COLOURED = 3  # images whose patch tokens are shown as colours
 

@@ -25,7 +25,7 @@ HEAT = np.array(  # eight colours of the inferno colour map: brightness increase
 def jpeg(pixels: NDArray[np.uint8], size: int, quality: int = 82) -> str:
     """Encode u8 [H, W, 1 or 3] as a JPEG in a data: URI, with its long side resized to `size`.
 
-    Images that are enlarged more than twice keep sharp pixels (nearest neighbour).
+    Images that are enlarged by a factor of more than 2 keep sharp pixels (nearest neighbour).
     """
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     scale = size / max(image.size)

@@ -80,7 +80,7 @@ def embedding_pictures(report: Report) -> list[Picture]:
     if quality is None:
         return []
     first = (
-        f"Cosine between the vector of the float model and that of the integer program, for each of {report.images:,} images."
+        f"Cosine similarity of the vectors of the float model and the integer program, for each of {report.images:,} images."
         " For tokens: the mean over the tokens of an image. 1 means the same direction."
     )
     found = [Picture("embedding-cosines", "Cosine of every image", first, embedding_plots.cosine_histograms(quality))]
@@ -110,8 +110,8 @@ def _size_pictures(report: Report, measured: Comparison) -> list[Picture]:
     recipe = report.program.header.recipe
     points = list(rows)
     caption = (
-        "Programs of this model from the table of measurements. The line joins those that no other program beats in both size"
-        " and accuracy; the dashed line is the float model."
+        "Programs of this model from the table of measurements. The line is the Pareto front: programs that no other program"
+        " beats in both size and accuracy. The dashed line is the float model."
     )
     if accuracy is not None:
         name, total = str(recipe.get("name")), report.inspection.total
@@ -140,7 +140,7 @@ def _norm_pictures(report: Report) -> list[Picture]:
     )
     second = (
         "Each box spans the quartiles of the channel ranges; the line inside is the median, dots are channels beyond 1.5 box"
-        f" lengths. Above each box: widest range over median range, with median {middle:.1f} and maximum {ratios[-1]:.1f}."
+        f" lengths. Above each box: widest range ÷ median range, with median {middle:.1f} and maximum {ratios[-1]:.1f}."
     )
     return [
         Picture("channel-ranges", f"Channels before {worst.norm}", first, plots.channel_ranges(worst)),

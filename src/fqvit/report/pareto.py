@@ -1,6 +1,6 @@
 """Draw accuracy against file size from measured rows of `fqvit table`. See also: benchmarks/pareto.py (the figure in docs).
 
-A program is on the front if no other one is both smaller (or equal) and more accurate.
+A program is on the Pareto front if no other program is both smaller (or equal in size) and more accurate.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _points(rows: Iterable[Mapping[str, str]], model: str) -> list[Measured]:
 
 
 def front(points: Sequence[Measured]) -> list[Measured]:
-    """Return the points that no other point beats, smallest first."""
+    """Return the Pareto front: the points that no other point beats, smallest first."""
     best: list[Measured] = []
     for point in sorted(points, key=lambda one: (one.file_bytes, -one.top1)):
         if not best or point.top1 > best[-1].top1:
@@ -71,7 +71,7 @@ def front(points: Sequence[Measured]) -> list[Measured]:
 
 
 def size_accuracy(points: Sequence[Measured], float_top1: float | None, images: str) -> str:
-    """Draw one dot per program, the front as a line, and the float model's top-1 as a dashed line. images: the caption"""
+    """Draw one dot per program, the Pareto front as a line, and the float top-1 as a dashed line. images: the caption"""
     canvas = Canvas(WIDTH, HEIGHT)
     sizes, tops = [point.file_bytes / 1e6 for point in points], [point.top1 for point in points]
     tops += [] if float_top1 is None else [float_top1]

@@ -164,12 +164,12 @@ def _shade(share: float) -> float:
 
 
 def _uniform_edges(octaves: int) -> list[tuple[float, float]]:
-    """Return log2 of both ends of each bin floor(16 p) = k."""
+    """Return log2 of both ends of each bin floor(16 * p) = k."""
     return [(math.log2(k / BINS) if k else -octaves, math.log2((k + 1) / BINS)) for k in range(BINS)]
 
 
 def _log2_edges(octaves: int) -> list[tuple[float, float]]:
-    """Return log2 of both ends of each code k; codes change at 1/p = 1.5 2^k."""
+    """Return log2 of both ends of each code k; codes change at 1/p = 1.5 * 2^k."""
     turn = math.log2(1.5)
     return [(-k - turn if k < BINS - 1 else -octaves, min(-k + 1 - turn, 0.0)) for k in range(BINS)]
 
@@ -205,8 +205,9 @@ def exponentials(found: ExpCurves) -> str:
 
 
 def site_errors(sites: Sequence[SiteNoise]) -> str:
-    """Draw the signal-to-noise ratio of every site in network order: a dot for the integer program, a ring for this site only.
+    """Draw the signal-to-noise ratio of every site, in network order.
 
+    Dots: the integer program, with the errors of earlier sites. Rings: rounding of this site only.
     The axis fits the dots; rings beyond it, mostly of 16-bit sites, are drawn on its upper edge.
     """
     canvas = Canvas(WIDTH, 330)

@@ -22,7 +22,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Guess:
-    """One of the best classes and its probability: softmax of the scores (of integer scores times their scale)."""
+    """One of the best classes and its probability: softmax of the scores. Integer scores are multiplied by their scale."""
 
     label: int
     share: float

@@ -21,7 +21,7 @@ from fqvit.models import layers
 from fqvit.models.graph import Graph
 
 ROLES = ("residual", "norm")  # of sites that hold tokens; the last norm may clip patches that the outputs do not use
-FEWEST = 4  # patches: fewer make no picture
+FEWEST = 4  # minimum number of patches: fewer make no picture
 EDGES = (0.01, 0.99)  # quantiles of a component that become the darkest and the brightest value
 
 
@@ -51,7 +51,7 @@ class TokenColours:
 
 
 def patch_grid(tokens: int, prefix: int, preprocess: Preprocess) -> tuple[int, int] | None:
-    """Return rows and columns of the tokens after `prefix`; None if no grid has the proportions of the images."""
+    """Return rows and columns of the tokens after `prefix`; None if no grid has the aspect ratio of the images."""
     patches, height, width = tokens - prefix, preprocess.height, preprocess.width
     rows = math.isqrt(patches * height // width) if patches > 0 else 0
     if rows == 0 or patches % rows or abs(rows / height * width - patches // rows) >= 1:
@@ -88,13 +88,14 @@ def token_layout(
 def token_colours(
     layout: TokenLayout, path: str, pixels: NDArray[np.uint8], floats: Vectors, integers: Vectors
 ) -> TokenColours:
-    """Project the tokens of one image to colours. floats, integers: [T, C] with the tokens before the patches."""
+    """Project the tokens of one image to colours. floats, integers: [T, C], including the tokens before the patches."""
     exact, found = (_unit(tokens[layout.prefix :].astype(np.float64)) for tokens in (floats, integers))
     middle = exact.mean(0)
     _, lengths, directions = np.linalg.svd(exact - middle, full_matrices=False)
     axes = np.zeros((3, exact.shape[1]))
     axes[: len(directions[:3])] = directions[:3]
-    axes *= np.where(np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], 1) < 0, -1, 1)  # the sign is arbitrary: fix it
+    # The sign of a component is arbitrary: make its largest element positive.
+    axes *= np.where(np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], 1) < 0, -1, 1)
     projected = (exact - middle) @ axes.T
     low, high = np.quantile(projected, EDGES, axis=0)
     width = np.where(high > low, high - low, 1)

@@ -34,7 +34,7 @@ ISA = "FQVIT_ISA"  # environment variable that selects the instruction set, for 
 class Engine:
     """A program, from a file or from memory, that is ready to run natively.
 
-    threads: None uses every core available to this process. The bits are the same for every number of threads.
+    threads: None uses every core available to this process. Results are bit-identical for every number of threads.
     Several Python threads may share an engine; their runs wait for each other. For parallel runs create one engine per thread.
     """
 
@@ -50,7 +50,7 @@ class Engine:
         """Load a program. Raises FqvitError if it does not verify or needs too much memory.
 
         isa: one of `instruction_sets()`; None uses $FQVIT_ISA, or else the best one
-        keep: keep every buffer, as `buffers` needs; slower, and raises the memory limit to 8 * most_bytes
+        keep: keep every buffer, as `buffers` requires; this is slower and raises the memory limit to 8 * most_bytes
         most_bytes: limit on the memory that the buffers of one image need, in bytes
         """
         if threads is not None and threads < 1:

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputInfo:
-    """One output of a program: value = (integer - zero) scale 2^alpha[c].
+    """One output of a program: value = (integer - zero) * scale * 2^alpha[c].
 
     name: as `quantize --output` names it, such as tokens@9   kind: logits, tokens, embedding, ... (docs/reference/format.md)
-    dtype: u8, u16 or i32   shape: of one image   alpha: one exponent per channel; empty if all are 0
+    dtype: u8, u16 or i32   shape: shape for one image   alpha: one exponent per channel; empty if all are 0
     """
 
     name: str

@@ -102,7 +102,7 @@ def paper_bitops(layer: Layer, ptf: bool, lis: bool, attention_bits: int) -> int
     """Count one layer in the paper's convention, with 8-bit weights and activations:
 
     64 per multiplication (except in the patch embedding) and per input of a norm or GELU; with PTF, 2 more per input of a
-    norm; 64 per attention value with LIS, otherwise 136 + 8 attention_bits.
+    norm; 64 per attention value with LIS, otherwise 136 + 8 * attention_bits.
     """
     if layer.kind == "patch":
         return 0

@@ -1,8 +1,8 @@
 """Run one cell of a table (a model with a method) and cache its predictions for every image.
 
-A cell has two steps, calibration and evaluation. Each is cached under a key made from everything that decides its result:
-checkpoint, preprocessing, recipe, images, device, the code of this package, and the versions of torch and Pillow. A run that
-was killed repeats no finished step. Needs torch.
+A cell has two steps, calibration and evaluation. Each is cached under a key made from everything that determines its result:
+checkpoint, preprocessing, recipe, images, device, the code of this package, and the versions of torch and Pillow. After an
+interrupted run, finished steps are not repeated. Needs torch.
 See also: table.py (rows and tables of cells).
 """
 
@@ -46,7 +46,7 @@ from fqvit.system.files import write_atomically
 from fqvit.system.progress import Progress, T, track
 
 BATCH = 16
-# Files and folders whose code decides the result of a cell. Commands, reports, exports and kernels (all bit-exact) do not.
+# Files and folders whose code determines the result of a cell, unlike commands, reports, exports and kernels (all bit-exact).
 DECIDING = ("data", "models", "frontend", "quant", "lowering", "ir", "evaluate/accuracy.py", "study/cells.py")
 
 
@@ -67,7 +67,7 @@ class Images(Protocol):
 class CellResult(msgspec.Struct, frozen=True):
     """The result of a cell. predictions, ranks: int32 [images] as bytes: the best class, and the rank of the label (0: best).
 
-    file_bytes, fingerprint: of the integer program; 0 and "" if there is none. skipped: images that could not be read.
+    file_bytes, fingerprint: those of the integer program; 0 and "" if there is none. skipped: images that could not be read.
     """
 
     calibration_images: int
@@ -167,7 +167,7 @@ class Bench:
         return CellResult(images, spent, found.seconds, size, fingerprint, predictions, ranks, skipped)
 
     def _prepare(self, method: Method) -> tuple[Run, int, float, int, str]:
-        """Return the model to run, the images and seconds of its calibration, and the program's size and fingerprint."""
+        """Return the model to run, its calibration's image count and seconds, and the program's size and fingerprint."""
         if method.recipe is None:
             return self._float(), 0, 0.0, 0, ""
         calibration, spent = self._calibration(method, method.recipe)
@@ -188,7 +188,13 @@ class Bench:
             pass  # missing or damaged
         start = time.perf_counter()
         calibration = calibrate(
-            self.model, calib.source, recipe, device=self.device, progress=self._track(method), workers=calib.workers
+            self.model,
+            calib.source,
+            recipe,
+            device=self.device,
+            progress=self._track(method),
+            workers=calib.workers,
+            size_of=lambda found: file_size(lower(self.model, found)),
         )
         calib.report()
         spent = time.perf_counter() - start
@@ -235,7 +241,7 @@ class Bench:
 
 @functools.cache  # the running code does not change, even if its files do meanwhile
 def code_digest() -> str:
-    """Return a digest of the code that decides results, so that a new version does not reuse results of an older one."""
+    """Return a digest of the code that determines results, so that a new version does not reuse results of an older one."""
     root = Path(fqvit.__file__).parent
     digest = hashlib.sha256()
     for path in deciding_files(root):

@@ -1,6 +1,7 @@
 """Published ImageNet top-1 in percent (50,000 images), and the paper's ablation.
 
-Source: FQ-ViT (Lin et al., IJCAI 2022), tables 1 and 3, including the results of other methods that it quotes.
+Sources: FQ-ViT (Lin et al., IJCAI 2022), tables 1 and 3, including the results of other methods that it quotes; PTQ4ViT (Yuan
+et al., ECCV 2022) and RepQ-ViT (Li et al., ICCV 2023), whose Swin-B is another one: float 85.27.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ TOP1: dict[tuple[str, str], tuple[float | None, ...]] = {
     ("omse", "8/8/8"): (71.30, 75.03, 79.57, 73.39, 11.32, 79.30, 78.96, 48.55),
     ("bit-split", "8/8/8"): (None, 77.06, 79.42, None, None, None, None, None),
     ("ptq-vit", "8/8/8"): (None, 77.47, 80.48, None, None, None, None, None),
+    ("ptq4vit", "8/8/8"): (None, 79.47, 81.48, 84.25, None, 81.25, 83.11, 85.15),
+    ("ptq4vit", "6/6/6"): (None, 76.28, 80.25, 81.65, None, 80.47, 82.38, 84.01),
+    ("repq-vit", "6/6/6"): (70.76, 78.90, 81.27, 83.62, None, 80.69, 82.79, None),
+    ("repq-vit", "4/4/4"): (57.43, 69.03, 75.61, 68.48, None, 72.31, 79.45, 78.32),
     ("fq-vit", "8/8/8"): (71.61, 79.17, 81.20, 83.31, 85.03, 80.51, 82.71, 82.97),
     ("fq-vit", "8/8/4"): (71.07, 78.40, 80.85, 82.68, 84.89, 80.04, 82.47, 82.38),
 }

@@ -26,6 +26,8 @@ NAMES = {
     "partial": "MinMax, partial",
     "bit-split": "Bit-Split",
     "ptq-vit": "PTQ for ViT",
+    "ptq4vit": "PTQ4ViT",
+    "repq-vit": "RepQ-ViT",
     "fq-vit": "FQ-ViT",
     "fq-vit-8": "FQ-ViT",
     "fq-vit-original": "FQ-ViT, original code's choices",

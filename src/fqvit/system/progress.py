@@ -1,18 +1,22 @@
-"""Show a progress bar on stderr if it is a terminal, and nothing in pipes, logs and tests.
+"""Show progress: as a bar on stderr if it is a terminal, as a bar below the cell of a notebook, else not at all.
 
-The library never prints: its functions take a `Progress`, for which the command line passes `track`.
+Functions that take long have an argument `progress`; `track` is its default where people call them, None shows nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, TypeVar
+from html import escape
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+REDRAW_SECONDS = 0.2  # of the bar of a notebook
 SHOW_CURSOR = b"\x1b[?25h"
 _shown: set[Callable[[], None]] = set()  # one function per visible bar, which stops it
 
@@ -25,6 +29,9 @@ class Progress(Protocol):
 
 def track(iterable: Iterable[T], total: int | None, label: str, unit: str = "batches") -> Iterator[T]:
     """Yield the items, and show a bar with the fraction done, the rate in `unit` per second and the remaining time."""
+    if (display := _notebook_display()) is not None:
+        yield from _track_in_notebook(iterable, total, label, display)
+        return
     if not _has_terminal():
         yield from iterable
         return
@@ -51,6 +58,40 @@ def track(iterable: Iterable[T], total: int | None, label: str, unit: str = "bat
         # Ctrl-C may interrupt the bar while it starts or stops; end_bars() then stops it.
         if not isinstance(sys.exception(), KeyboardInterrupt):
             _shown.discard(progress.stop)
+
+
+def _track_in_notebook(iterable: Iterable[T], total: int | None, label: str, display: Callable[..., Any]) -> Iterator[T]:
+    """Yield the items, and show a bar as the output of the running cell of a notebook."""
+    start = drawn = time.monotonic()
+    handle, count = display(_notebook_bar(label, 0, total, 0.0), raw=True, display_id=True), 0
+    try:
+        for item in iterable:
+            yield item
+            count += 1
+            now = time.monotonic()
+            if now - drawn >= REDRAW_SECONDS:
+                handle.update(_notebook_bar(label, count, total, now - start), raw=True)
+                drawn = now
+    finally:
+        handle.update(_notebook_bar(label, count, total, time.monotonic() - start), raw=True)
+
+
+def _notebook_bar(label: str, count: int, total: int | None, seconds: float) -> dict[str, str]:
+    """Return a bar as text and as HTML, for IPython's display."""
+    left = f", {seconds / count * (total - count):.0f} s left" if total is not None and 0 < count < total else ""
+    text = f"{label}: {count}{'' if total is None else f' of {total}'}, {seconds:.0f} s{left}"
+    bar = "" if total is None else f'<progress value="{count}" max="{total}"></progress> '
+    return {"text/plain": text, "text/html": f"{bar}{escape(text)}"}
+
+
+def _notebook_display() -> Callable[..., Any] | None:
+    """Return IPython's display function in a notebook, None elsewhere. IPython in a terminal counts as a terminal."""
+    ipython: Any = sys.modules.get("IPython")  # imported long ago if this is a notebook
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or type(shell).__name__ == "TerminalInteractiveShell":
+        return None
+    display: Callable[..., Any] = importlib.import_module("IPython.display").display
+    return display
 
 
 @contextlib.contextmanager

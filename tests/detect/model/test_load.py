@@ -179,7 +179,7 @@ def test_faulty_checkpoints_are_rejected_naming_the_tensor(changes: dict[str, Te
 
 
 def test_other_models_are_rejected() -> None:
-    with pytest.raises(FqvitError, match="not a detector on Swin"):
+    with pytest.raises(FqvitError, match="not a Swin-based detector"):
         load_detector({"backbone.conv1.weight": torch.zeros(1)})
 
 

@@ -132,7 +132,7 @@ def test_folders_give_the_same_outputs_as_transformers(
     assert_equal(want, model, images)
     assert model.name == "mine" and not model.module.training
     assert model.assumed == (
-        "resize: the whole image is used, without a crop of its border",
+        "resize: the whole image is used, without cropping its border",
         "interpolation: bicubic",
         "mean and std: those of ImageNet",
     )

@@ -114,6 +114,25 @@ def test_max_size_narrows_no_more_layers_than_needed() -> None:
     assert not none.reached and len(none.narrowed) == len(choice.narrowed)
 
 
+def test_layer_bits_of_the_recipe_are_fixed_choices() -> None:
+    """The search keeps them, whatever the limits, and does not count these layers as candidates."""
+    fixed = {"blocks.0.mlp.*": 7, "blocks.1.attn.qkv": 5}
+    model, calibration, choice = search(msgspec.structs.replace(AUTO, max_loss=100.0, layer_bits=fixed))
+    _, _, free = unlimited("vit")
+    assert choice.layers == free.layers - 3
+    bits = calibration.recipe.layer_bits
+    assert list(bits.items())[:2] == list(fixed.items()) and set(bits) - set(fixed) == {step.layer for step in choice.narrowed}
+    stored = {op.y: op.weight_bits for op in lower(model, calibration).ops if isinstance(op, Linear)}
+    assert stored["blocks.1.attn.qkv"] == 5 and stored["blocks.0.mlp.fc1"] > 6 and stored["blocks.1.mlp.fc1"] == 4
+
+
+def test_a_size_limit_is_judged_even_if_every_layer_has_fixed_bits() -> None:
+    for limit in (10, 10**9):
+        _, calibration, choice = search(msgspec.structs.replace(AUTO, max_size=limit, layer_bits={"blocks.*": 6}))
+        assert calibration.recipe.layer_bits == {"blocks.*": 6} and choice.narrowed == [] and choice.layers == 0
+        assert choice.bytes is not None and choice.reached == (limit > 10)
+
+
 @pytest.mark.parametrize("rounding", ["nearest", "compensated"])
 def test_the_saved_recipe_gives_the_same_program(rounding: Any, tmp_path: Path) -> None:
     model, calibration, _ = search(msgspec.structs.replace(AUTO, rounding=rounding, max_loss=100.0))

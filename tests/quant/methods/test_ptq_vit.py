@@ -175,9 +175,9 @@ def test_q_k_and_v_each_have_their_own_scale() -> None:
 
 def test_sampled_tokens_are_distinct_and_include_the_first() -> None:
     for size, count in ((1, 4), (4, 4), (9, 32), (50, 8), (200, 32)):
-        chosen = similarity._sample_indices(size, count).tolist()
+        chosen = similarity.sample_indices(size, count).tolist()
         assert chosen[0] == 0 and chosen == sorted(set(chosen)) and len(chosen) == min(size, count) and chosen[-1] < size
-        assert chosen == similarity._sample_indices(size, count).tolist()
+        assert chosen == similarity.sample_indices(size, count).tolist()
 
 
 @pytest.mark.parametrize("kind", ["distilled", "swin"])
@@ -248,15 +248,15 @@ def test_products_are_scored_against_the_float_model(kind: str, monkeypatch: pyt
         if isinstance(node.leaf, Linear | Patches):
             y = float_outputs[node.name].reshape(3, -1, target.shape[-1])
             torch.testing.assert_close(
-                target, y[:, similarity._sample_indices(y.shape[1], similarity.TOKENS)], rtol=1e-4, atol=1e-4
+                target, y[:, similarity.sample_indices(y.shape[1], similarity.TOKENS)], rtol=1e-4, atol=1e-4
             )
         elif not isinstance(node.leaf, Context):  # the target is the attention map after the next softmax
             (softmax,) = (other for other in searcher.graph.nodes if node.name in other.inputs)
             maps = softmax.leaf(float_outputs[node.name])
             maps = maps[:, None] if maps.ndim == 4 else maps
             windows, tokens = (
-                similarity._sample_indices(maps.shape[1], similarity.WINDOWS),
-                similarity._sample_indices(maps.shape[3], similarity.TOKENS),
+                similarity.sample_indices(maps.shape[1], similarity.WINDOWS),
+                similarity.sample_indices(maps.shape[3], similarity.TOKENS),
             )
             torch.testing.assert_close(target, maps[:, windows][..., tokens, :], rtol=1e-4, atol=1e-5)
             q, k = (similarity._split_windows(x)[:, windows] for x in float_inputs)
@@ -312,12 +312,12 @@ def test_the_patch_embedding_gets_the_best_scale_of_the_grid() -> None:
     folded, bias = (leaf.weight / std).detach(), leaf.bias.detach()  # type: ignore[union-attr, operator]
     start = float(folded.abs().max()) / 127
     x = normalise(images, model.preprocess)
-    exact = node.leaf(x).detach()[:, similarity._sample_indices(9, similarity.TOKENS)]
+    exact = node.leaf(x).detach()[:, similarity.sample_indices(9, similarity.TOKENS)]
 
     def slow(factor: float) -> float:
         codes = (folded / (start * factor) + 0.5).floor().clamp(-127, 127) * start * factor
         y = F.conv2d(x, codes * std, bias, leaf.patch).flatten(2).transpose(1, 2)  # type: ignore[arg-type]
-        return correlation(exact, y[:, similarity._sample_indices(9, similarity.TOKENS)])
+        return correlation(exact, y[:, similarity.sample_indices(9, similarity.TOKENS)])
 
     chosen = float(after.weights[node.name].scale[0]) * 255 / start
     scores = [slow(float(f)) for f in FACTORS]

@@ -9,5 +9,5 @@ const ADDRESSES = {
   scalar: () => new URL("./fqvit-scalar.wasm", import.meta.url),
 };
 
-/** Load a .fqvit file: its address, its bytes, or a file that a user has chosen. It runs in a worker of its own. */
+/** Load a .fqvit file from its URL, its bytes, or a file that a user has chosen. The model runs in a worker of its own. */
 export const load = loader(browserPlatform((set) => read(ADDRESSES[set](), `fqvit-${set}.wasm`, MAX_BYTES)));

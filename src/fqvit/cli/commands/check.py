@@ -7,11 +7,12 @@ from typing import Any
 
 from fqvit.cli import inputs
 from fqvit.cli.output import about_inputs, preprocessing_source, say, say_json
+from fqvit.models.locate import located
 from fqvit.system.text import facts
 
 
 def run(name: str | None, weights: str | None, settings: dict[str, Any], as_json: bool) -> None:
-    name, weights = inputs.located(name, weights)
+    name, weights = located(name, weights)
     inputs.require_torch("check")
     model = inputs.float_model(name, weights, **settings)
     from fqvit.models.graph import Captured, trace

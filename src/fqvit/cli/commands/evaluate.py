@@ -16,6 +16,7 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.distributed.workers import Workers, cores, joined
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import Run, Scores, measure
+from fqvit.models.locate import CHECKPOINTS, located
 
 if TYPE_CHECKING:
     from fqvit.ir.program import Header
@@ -38,7 +39,7 @@ def run(
     workers = Workers.from_environment()
     given = inputs.read_classes(classes)
     path = Path(target)
-    if not target.startswith("hf:") and (path.suffix in (".fqvit", ".onnx", *inputs.CHECKPOINTS) or path.is_file()):
+    if not target.startswith("hf:") and (path.suffix in (".fqvit", ".onnx", *CHECKPOINTS) or path.is_file()):
         if weights is not None:
             raise FqvitError(f"{target}: a program contains its weights. Leave out --weights, or pass a float model.")
         if settings and path.suffix in (".fqvit", ".onnx"):
@@ -54,7 +55,7 @@ def run(
     else:
         if backend is not None:
             raise FqvitError(f"{target}: a float model has no backends. Leave out --backend.")
-        name, weights = inputs.located(target, weights)
+        name, weights = located(target, weights)
         inputs.require_torch("eval of a float model")
         model, backend, (preprocess, names, forward), size = *_float(name, weights, settings, device, workers), FLOAT_BATCH
     ids: list[str] = []

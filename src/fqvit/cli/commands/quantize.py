@@ -14,6 +14,7 @@ from fqvit.cli import inputs
 from fqvit.cli.output import about_inputs, say, say_json, warn, warn_of_assumptions
 from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
+from fqvit.models.locate import located
 from fqvit.models.requests import parse_outputs
 from fqvit.quant.recipe import (
     DEFAULT_RECIPE,
@@ -82,7 +83,7 @@ def run(
         if extra is not None:
             raise FqvitError(f"{calibration_file}: a calibration has its own settings. Leave out {extra} or --calibration.")
         text = _text_of(calibration_file)
-    model_name, weights = inputs.located(model_name, weights)
+    model_name, weights = located(model_name, weights)
     if save_recipe is not None and save_recipe.suffix != ".toml":
         raise FqvitError(f"--save-recipe {save_recipe}: expected a name that ends in .toml.")
     for path in (out, save_recipe, save_calibration):

@@ -18,6 +18,7 @@ from fqvit.cli.output import say, say_json, warn
 from fqvit.distributed.workers import Workers
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
+from fqvit.models.locate import CHECKPOINTS
 
 if TYPE_CHECKING:
     from fqvit.models.load import FloatModel
@@ -59,7 +60,7 @@ def _named(word: str) -> ModelArgument:
     name, equals, weights = word.partition("=")
     if equals and weights:
         return ModelArgument(name, weights)
-    if word.startswith("hf:") or "/" in word or Path(word).suffix in inputs.CHECKPOINTS:
+    if word.startswith("hf:") or "/" in word or Path(word).suffix in CHECKPOINTS:
         return ModelArgument(None, word)
     return ModelArgument(word, None)
 

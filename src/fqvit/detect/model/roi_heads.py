@@ -1,4 +1,4 @@
-"""The networks that run once per box, on its RoI features: box head (classes and deltas) and mask head.
+"""The networks that run once per box, on its RoI (region of interest) features: box head (classes and deltas) and mask head.
 
 Each head is traced to a separate graph. RoIAlign (float/roialign.py), which runs before the heads, is not part of a graph.
 """
@@ -39,7 +39,7 @@ class LinearRelu(nn.Module):
 
 
 class BoxHead(nn.Module):
-    """RoI features [R, side, side, C] -> class logits [R, classes + 1], background last; deltas [R, 4] or [R, classes 4]."""
+    """RoI features [R, side, side, C] -> class logits [R, classes + 1], background last; deltas [R, 4] or [R, classes * 4]."""
 
     def __init__(self, c: DetectorConfig) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class BoxHead(nn.Module):
 
 
 class MaskHead(nn.Module):
-    """RoI features [R, side, side, C] -> mask logits [R, 2 side, 2 side, classes]."""
+    """RoI features [R, side, side, C] -> mask logits [R, 2 * side, 2 * side, classes]."""
 
     def __init__(self, c: DetectorConfig) -> None:
         super().__init__()

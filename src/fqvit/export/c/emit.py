@@ -144,7 +144,7 @@ class CEmitter:
         return f"{self.pointer(root)} + row / {rows}u * {math.prod(value.shape[-2:]) * BYTES[value.dtype]}u"
 
     def pointer(self, root: str) -> str:
-        """Return a C pointer to a buffer, or to the one row or slice of it that exists."""
+        """Return a C pointer to a buffer, or to its only row or slice that is kept in memory."""
         return "pixels" if root == INPUT else f"arena + AT_{self.identifier(root)}"
 
     def row_pointer(self, name: str, row: str) -> str:

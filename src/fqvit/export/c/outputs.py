@@ -1,7 +1,7 @@
 """Write the outputs of a program in C: the signature of model_run, the macros of model.h and the copies out of the arena.
 
-A program with one output has the signature of version 0.1.0, with int32_t for every type of output. With several outputs,
-each has a pointer of its own type, in order, and NULL leaves it out.
+For a program with one output, model_run has the signature of version 0.1.0: the output array is int32_t, whatever the type of
+the output. With several outputs, model_run takes one pointer per output, in order, to the output's own type; NULL omits it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fqvit.export.c.text import C_TYPES, Arrays, Identifiers, Prefix
 from fqvit.ir.program import Output, Program, Verified
 from fqvit.runtime.outputs import output_names
 
-UNSAFE = r"[^A-Za-z0-9@:._+-]"  # in comments and string literals; names in files have no such characters
+UNSAFE = r"[^A-Za-z0-9@:._+-]"  # characters unsafe in comments and string literals; names in files have none
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class COutputs:
         self.items: list[COutput] = []
         for name, output in zip(output_names(program.header), outputs, strict=True):
             value = verified.buffers[output.buffer]
-            # The prefix keeps names apart from words of C and C++, such as class.
+            # The prefix keeps names apart from keywords of C and C++, such as class.
             parameter, kind = ("output", "int32_t") if len(outputs) == 1 else (f"out_{identifier(name)}", C_TYPES[value.dtype])
             alpha = None if output.alpha is None else arrays.add(output.alpha, program.constants[output.alpha])
             self.items.append(COutput(output, re.sub(UNSAFE, "_", name), parameter, kind, value.dtype, value.shape, alpha))
@@ -101,6 +101,6 @@ def meaning(item: COutput) -> str:
     """Return what an integer of an output means."""
     output = item.output
     if output.kind == "signs":
-        return "one bit per channel, the first in the highest bit of a byte; 1 means above 0"
+        return "one bit per channel, the first in the most significant bit of a byte; 1 means above 0"
     value = "integer" if item.dtype == "i32" else f"(code - {output.zero})"
     return f"value = {value} * {output.scale:.6g}{'' if item.alpha is None else ' * 2^alpha[channel]'}"

@@ -61,7 +61,7 @@ class Plan:
     stages: tuple[Stage, ...]
     allocations: dict[str, Allocation]  # by root: the buffer that holds the values
     roots: dict[str, str]  # the root of each buffer that is only a reshaped view of another one
-    sliced: frozenset[str]  # permuted buffers of which one slice exists at a time
+    sliced: frozenset[str]  # permuted buffers of which only one slice is in memory at a time
     concat_offsets: dict[str, int]  # byte offset of the parts of a concat that are written in place
     arena_bytes: int
 
@@ -151,7 +151,7 @@ class _Planner:
             else:
                 # Outputs are copied at the end of the stage that writes them.
                 kinds[name], lifetimes[name] = "whole", (spans[own][0], spans[max(reader_stages, default=own)][1])
-        for op in self.ops:  # a concat comes after its parts and may itself be a part of another
+        for op in self.ops:  # a concat comes after its parts and may itself be a part of another concat
             if op.y in self.concat_of:
                 outer = self.concat_of[op.y][0].y
                 lifetimes[outer] = min(lifetimes[op.y][0], lifetimes[outer][0]), lifetimes[outer][1]

@@ -86,8 +86,8 @@ Do not subtract a mean or divide by a standard deviation: both are part of the w
 RAM    {emitter.plan.arena_bytes:>9,} bytes of arena (FQVIT_ARENA_BYTES), plus image, outputs and less than 1 kB of stack
 flash  {emitter.arrays.bytes:>9,} bytes of constants, plus about 10 kB of code and op descriptions
 
-To use the model in firmware, compile every .c file except main.c and call model_run() of model.h. It needs only <stdint.h> and
-<stddef.h>. The outputs approximate those of the float model:
+To use the model in firmware, compile every .c file except main.c and call model_run(), declared in model.h. The code needs only
+<stdint.h> and <stddef.h>. The outputs approximate those of the float model:
 
 {meanings}
 """

@@ -89,7 +89,7 @@ def softmax(g: OnnxGraph, op: Softmax) -> str:
 
 
 def log_softmax(g: OnnxGraph, op: LogSoftmax) -> str:
-    """Emit Log-Int-Softmax. ilog2_round is a table lookup; its index S / e is clipped at the first one with the last code."""
+    """Emit Log-Int-Softmax. ilog2_round is a table lookup; its index S / e is clipped to the smallest with the last code."""
     x, table = g.value(op.x), g.constants[op.part("table")].astype(np.int64)
     last = 2**op.bits - 1
     dtype = "i32" if 3 * x.channels * int(table.max()) < 2 * I31 else "i64"

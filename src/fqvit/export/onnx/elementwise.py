@@ -28,7 +28,7 @@ def multiply(g: OnnxGraph, op: Multiply) -> str:
 
 
 def rotary(g: OnnxGraph, op: Rotary) -> str:
-    """Emit x cosine + partner sine on [..., T, C / P, P]."""
+    """Emit x * cosine + partner * sine on [..., T, C / P, P], where P is the period of the channels."""
     x = g.value(op.x)
     table = g.constants[op.part("table")].astype(np.int64)
     period = table.shape[-1]
@@ -45,7 +45,7 @@ def rotary(g: OnnxGraph, op: Rotary) -> str:
 
 
 def depthwise(g: OnnxGraph, op: Depthwise) -> str:
-    """Emit a Gather of the taps and the sum of their products with the weights, as a product with ones."""
+    """Emit a Gather of the taps and the sum of their products with the weights, as a matrix product with ones."""
     x, y = g.value(op.x), g.value(op.y)
     w, bias = g.constants[op.part("w")].astype(np.int64), g.constants[op.part("bias")].astype(np.int64)
     products = g.node("Mul", [g.cast(take(g, op), "i32", "taps"), g.constant(w, "i32", "w")], "products")

@@ -104,7 +104,7 @@ def common_shift_factor(shift: Ints, reach: Ints) -> Ints:
     """Return per-channel factors that raise all shifts to the largest one, or 1 if reach * factor could overflow.
 
     reach: bound of |p + half| per channel
-    (p + half) >> s equals (p 2^k + half 2^k) >> (s + k), and one shift per tensor is faster than one per channel.
+    (p + half) >> s equals (p * 2^k + half * 2^k) >> (s + k), and one shift per tensor is faster than one per channel.
     """
     factor = python_ints(1) << (highest(shift) - python_ints(shift))
     return factor if highest(python_ints(reach) * factor) < 1 << 61 else 1
@@ -121,7 +121,7 @@ def requantize_args(g: OnnxGraph, acc: str, lo: Ints, hi: Ints, mult: Ints, shif
     if highest(factor) > 1 or lowest(shift) == highest(shift):
         mult, shift = mult * factor, highest(shift)
     # verify proves |acc + offset| < 2^31, which implies |acc| < 2^32, and mult < 2^31. The mult of Mean contains 2^alpha, but
-    # its proof covers |acc + offset| 2^alpha.
+    # its proof covers |acc + offset| * 2^alpha.
     assert highest(np.maximum(abs(lo), abs(hi)) * mult) < I63
     p = g.node("Mul", [g.cast(acc, "i64", "wide"), g.constant(mult, "i64", "mult")], "product")
     add = offset * mult + half(shift)
@@ -168,7 +168,7 @@ def isqrt(g: OnnxGraph, x: str) -> str:
 
     Newton's method starts from the chord (x / 2^60 + 2) / 3 in units of 2^30, which is off by at most 5.8 %. The results of
     the three iterations are too large by at most 0.18 %, 1.6e-4 % and 1.2e-10 %. Roots are below 2^31, so the last result is
-    the root or one more, which is corrected.
+    the root or the root + 1; the last nodes correct the latter.
     """
     root = g.node("Div", [x, g.constant(3 << 30, "i64", "slope")], "root start")
     root = g.node("Add", [root, g.constant((2 << 30) // 3, "i64", "start")], "root 0")

@@ -93,7 +93,7 @@ class OnnxGraph:
     def output(self, name: str, buffer: str) -> onnx.ValueInfoProto:
         """Return the output `name` of the graph, a copy of the buffer. Call this after all ops have been emitted.
 
-        If another tensor has the name already, the output has that of its buffer.
+        If another tensor already has this name, the output gets the name of its buffer.
         """
         if name in self._used or name in self.initializers or name in self._shared:
             name = buffer
@@ -130,7 +130,7 @@ class OnnxGraph:
         return self.node("Cast", [x], label or dtype, to=TYPES[dtype])
 
     def reshape(self, x: str, shape: Sequence[int], label: str = "view") -> str:
-        """Reshape x. shape is that of the ONNX op: a leading 0 keeps the batch axis, -1 is inferred."""
+        """Reshape x. shape: as in the ONNX op Reshape, where a leading 0 keeps the batch axis and -1 is inferred."""
         name = f"shape.{'x'.join(map(str, shape))}"
         return self.node("Reshape", [x, self.shared_constant(np.array(shape, np.int64), "i64", name)], label)
 

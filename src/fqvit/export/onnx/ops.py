@@ -36,7 +36,7 @@ def lookup_op(g: OnnxGraph, op: Lookup) -> str:
         n = len(table)
         alphas = g.constants[op.alpha].astype(np.int64)
         every_alpha = np.arange(len(op.y_zero))
-        # The reference op computes the tables. Its input has one channel per alpha, each with every code.
+        # The reference op computes the tables. Its input has one channel per value of alpha, and every code in each channel.
         codes = {op.x: np.repeat(np.arange(n)[:, None], len(every_alpha), 1), op.alpha: every_alpha, op.part("table"): table}
         table = op.run(kit("numpy"), codes.__getitem__).T.reshape(-1)
         index = g.node("Add", [index, g.constant(alphas * n, "i32", "first entry")], "position")
@@ -93,11 +93,11 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
     channels, zero, scale = x.channels, g.zero(op.zero, x.channels), g.alpha(op.alpha)
     largest_t = math.isqrt(channels) + 1
     if op.center and op.alpha is None and zero.ndim == 0 and (channels * x.hi) ** 2 < 1 << 61:
-        zero = np.array(0, np.int64)  # D and C v - M1 do not depend on a zero point that all channels share
+        zero = np.array(0, np.int64)  # D and C * v - M1 do not depend on a zero point that all channels share
     largest = magnitude(x.lo, x.hi, lowest(zero), highest(zero)) * highest(scale)
 
-    # Comments and labels use the notation of ir/ops.py, and u = C v - M1 (C v without centering). The variable d holds D, and
-    # the variable root holds what ir/ops.py calls d, isqrt(D 4^j).
+    # Comments and labels use the notation of ir/ops.py, and u = C * v - M1 (C * v without centering). The variable d holds D,
+    # and the variable root holds what ir/ops.py calls d: isqrt(D * 4^j).
     dtype = "i32" if 2 * channels * largest < I31 else "i64"
     v = lifted(g, op.x, zero, scale, dtype)
     u = g.node("Mul", [v, g.constant(channels, dtype, "C")], "C v")
@@ -115,8 +115,8 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
     by_4, by_2 = normaliser(g, d, op.epsilon, (channels * largest) ** 2 + op.epsilon, op.fraction)
     root = isqrt(g, g.node("Mul", [d, by_4], "D 4^j"))
 
-    # t + K = (u 2^(fraction + j) + d / 2 + K d) / d. Div truncates; K makes the numerator positive, so that this rounds down.
-    # Nothing overflows: verify proves |t| <= K < 2^31, d < 2^31 and |u 2^(fraction + j)| < K d.
+    # t + K = (u * 2^(fraction + j) + d / 2 + K * d) / d. Div truncates; K makes the numerator positive, so Div rounds down.
+    # Nothing overflows: verify proves |t| <= K < 2^31, d < 2^31 and |u * 2^(fraction + j)| < K * d.
     k = largest_t << op.fraction
     above = g.node("Add", [halved(g, root, "i64"), g.node("Mul", [root, g.constant(k, "i64", "K")], "K d")], "d / 2 + K d")
     wide = u if dtype == "i64" else g.cast(u, "i64")
@@ -134,13 +134,13 @@ def layernorm(g: OnnxGraph, op: LayerNorm) -> str:
 
 
 def normaliser(g: OnnxGraph, d: str, least: int, most: int, fraction: int) -> tuple[str, str]:
-    """Emit 4^j and 2^(fraction + j) for the largest j with d 4^j < 2^62, which is the number of k in 1..30 with d < 4^k.
+    """Emit 4^j and 2^(fraction + j) for the largest j with d * 4^j < 2^62. This j is the number of k in 1..30 with d < 4^k.
 
     d: i64, least <= d <= most
     """
     powers = [4**k for k in range(1, 31)]
     always = sum(most < power for power in powers)
-    limits = [power for power in powers if least < power <= most] or [least]  # not empty: d is never below `least`
+    limits = [power for power in powers if least < power <= most] or [least]  # avoid an empty list: d is never below `least`
     below = g.node("Less", [d, g.constant(limits, "i64", "powers of 4")], "is below")
     count = row_sum(g, g.cast(below, "i64", "below"), len(limits), "i64", "j")
     table = 1 << np.arange(always, always + len(limits) + 1, dtype=np.int64)
@@ -149,7 +149,7 @@ def normaliser(g: OnnxGraph, d: str, least: int, most: int, fraction: int) -> tu
 
 
 def add(g: OnnxGraph, op: Add) -> str:
-    """Emit the codes of x1 m1 + x2 m2 + constant, where m = mult 2^alpha.
+    """Emit the codes of x1 * m1 + x2 * m2 + constant, where m = mult * 2^alpha.
 
     The constant contains the zero points, the terms that are constants, and 2^(shift - 1) for rounding.
     """
@@ -186,7 +186,7 @@ def add(g: OnnxGraph, op: Add) -> str:
 
 
 def mean(g: OnnxGraph, op: Mean) -> str:
-    """Emit the sum over rows as a product with ones. Zero points and alpha are part of the requantization after it."""
+    """Emit the sum over rows as a matrix product with ones. Zero points and alpha are part of the requantization after it."""
     x = g.value(op.x)
     *outer, tokens, _ = x.shape
     rows = tokens - op.skip

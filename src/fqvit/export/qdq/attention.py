@@ -19,7 +19,7 @@ from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul
 
 Attention = Literal["auto", "log2", "uniform"]
 Kind = Literal["log2", "uniform"]
-MASKED = -1e4  # added to masked scores: their exponential is 0, also in half precision
+MASKED = -1e4  # added to masked scores: their exponential is 0, even in half precision
 
 
 def matmul(
@@ -142,7 +142,7 @@ def _log2(
     region: NDArray[Any] | None,
     reader: ShiftMatMul | Attend,
 ) -> QuantizedTensor:
-    """Emit 2^-a, where a = log2(r) rounded at mantissa 1.5 = floor(log2(4/3 r)) and r = round(S / e) is an integer.
+    """Emit 2^-a, where r = round(S / e) is an integer and a = floor(log2(4/3 * r)): log2(r), rounded up from mantissa 1.5 on.
 
     e: integer exponential of a score, looked up by its distance from the largest score of the row   S: sum of e over the row
     """

@@ -35,7 +35,7 @@ def multiply(
 def rotary(
     graph: QdqGraph, op: Rotary, x: QuantizedTensor, table: Constant, partner: Constant, params: QdqParams, shape: Shape
 ) -> QuantizedTensor:
-    """Emit x cosine + partner sine on [..., T, C / P, P]. x: one scale and one zero point per tensor"""
+    """Emit x * cosine + partner * sine on [..., T, C / P, P], P: period. x: one scale and one zero point per tensor"""
     period = len(partner)
     centred = _centred(graph, x, op.zero, f"{op.y}.x")
     parts = graph.reshape(centred, (*shape[:-1], shape[-1] // period, period), f"{op.y}.periods")
@@ -55,7 +55,7 @@ def rotary(
 def depthwise(
     graph: QdqGraph, y: str, taps: str, w: Constant, gain: Floats, offset: Floats, params: QdqParams, shape: Shape
 ) -> QuantizedTensor:
-    """Emit the codes of sum_k taps[..., k, c] w[k, c] gain[c] + offset[c], with 8-bit weights and one scale per channel."""
+    """Emit the codes of (sum_k taps[..., k, c] * w[k, c] * gain[c]) + offset[c], with 8-bit weights and per-channel scales."""
     channels, middle = shape[-1], graph.profile.middle
     dtype = np.uint8 if middle else np.int8
     codes = graph.constant(f"{y}.w", (w.astype(np.int16) + middle).astype(dtype))

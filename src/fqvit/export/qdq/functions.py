@@ -36,7 +36,7 @@ def _node(kind: str, **attributes: object) -> Emit:
 
 
 def _gated(factor: float) -> Emit:
-    """Emit x sigmoid(factor x)."""
+    """Emit x * sigmoid(factor * x)."""
 
     def emit(graph: QdqGraph, x: str, y: str) -> str:
         inner = graph.scaled(x, np.array([factor]), np.zeros(1), f"{y}.gate")

@@ -38,7 +38,7 @@ class QdqParams:
 class QuantizedTensor:
     """A float tensor of the graph that represents integers: integer = f / scale + zero.
 
-    Accumulators have zero 0 and often one scale per channel. shape: without the batch axis
+    Accumulators have zero point 0 and often one scale per channel. shape: without the batch axis
     normalise: attention weights whose rows are not yet divided by their sums
     """
 
@@ -161,7 +161,7 @@ class QdqGraph:
 
 
 def rms_normalized(graph: QdqGraph, x: str, epsilon: float, y: str) -> str:
-    """Emit x / sqrt(mean x^2 + epsilon) over the last axis. Only opset 23 and later have RMSNormalization."""
+    """Emit x / sqrt(mean(x^2) + epsilon) over the last axis. Only opset 23 and later have RMSNormalization."""
     axis = graph.constant("axis.last", np.array([-1], np.int64))
     mean = graph.node("ReduceMean", [graph.node("Mul", [x, x], f"{y}.squares"), axis], f"{y}.mean_square", keepdims=1)
     mean = graph.node("Add", [mean, graph.float32(f"{y}.epsilon", epsilon)], f"{y}.mean_square_epsilon")

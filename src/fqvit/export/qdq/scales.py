@@ -44,7 +44,7 @@ class BufferScales:
                     self.factors[op.a] = op.mult / 2.0**op.shift * float(y.scale[0] / (a.scale[0] * b.scale[0]))
 
     def final_readers(self, name: str) -> Iterator[AnyOp]:
-        """Yield the ops that read a buffer, looking through ops that only move values."""
+        """Yield the ops that read a buffer, directly or through ops that only move values."""
         for op in self.readers[name]:
             if isinstance(op, MOVES):
                 yield from self.final_readers(op.y)
@@ -80,7 +80,7 @@ class BufferScales:
         return self._params(name, per_channel(scale, 3 * size)[rows], per_channel(zero, 3 * size)[rows], source.bits)
 
     def params(self, name: str, zero: Zero | None = None, bits: int = 8) -> QdqParams:
-        """Return the parameters of a buffer. zero: y_zero of the op that writes it; None: use those of its site."""
+        """Return the parameters of a buffer. zero: y_zero of the op that writes it; None: the zero points of its site."""
         return self._params(name, *self._site_scale(name, zero), bits)
 
     def _params(self, name: str, scale: Floats, zero: Ints, bits: int) -> QdqParams:

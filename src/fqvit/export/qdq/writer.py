@@ -72,7 +72,7 @@ def _notes(graph: QdqGraph, emulated: int, coarser: int, target: str) -> tuple[s
     if emulated:
         notes.append(f"{emulated} softmaxes reproduce the program's codes by a table lookup (Gather)")
     if coarser:
-        notes.append(f"{coarser} softmaxes use uniform 8-bit codes instead of the program's; --attention log2 reproduces these")
+        notes.append(f"{coarser} softmaxes use uniform 8-bit codes; --attention log2 reproduces the program's codes")
     if graph.recentred:
         notes.append(
             f"{len(graph.recentred)} sites have coarser scales than the program, because {target} needs symmetric codes: {COST}"
@@ -202,7 +202,7 @@ class _Export:
         return QuantizedTensor(op.y, shape, np.ones(1), np.array([0]))  # not read: the readers take Q, K and V from self.qkv
 
     def _product(self, name: str, x: QuantizedTensor, w: Any, gain: Floats, offset: Floats, y: str) -> str:
-        """Emit sum_k f_x[k] w[o, k] gain[o] / scale_x + offset[o], with 8-bit weights [K, O] and one scale per output."""
+        """Emit (sum_k f_x[k] * w[o, k] * gain[o] / scale_x) + offset[o], with 8-bit weights [K, O] and one scale per output."""
         graph, middle = self.graph, self.graph.profile.middle
         dtype = np.uint8 if middle else np.int8
         codes = graph.constant(f"{name}.w", (w.T.astype(np.int16) + middle).astype(dtype))
@@ -283,7 +283,7 @@ class _Export:
             values = (np.arange(len(table)) - x.zero) * x.scale
             if op.alpha is None:
                 function = recognised(table, values, site.scale[0], int(site.zero[0]), (1 << op.bits) - 1)
-            else:  # such a table has floor(2 f / scale)
+            else:  # such a table holds floor(2 * f / scale)
                 function = recognised(table, values, site.scale[0] / 2, 0, None)
         if site is None or function is None:
             raise FqvitError(
@@ -324,7 +324,7 @@ class _Export:
 
     def _depthwise(self, op: Depthwise, shape: tuple[int, ...]) -> QuantizedTensor:
         w, params = self.constants[op.part("w")], self.scales.params(op.y, op.y_zero, op.bits)
-        if len(params.zero) > 1:  # use the middle code for all channels; `offset` compensates the difference
+        if len(params.zero) > 1:  # use the middle code for all channels; `offset` compensates for the difference
             params = QdqParams(per_channel(params.scale, shape[-1]), np.array([1 << (op.bits - 1)]), op.bits, params.product)
         mult, shift, bias = (self.constants[op.part(part)].astype(np.float64) for part in ("mult", "shift", "bias"))
         x = self.tensors[op.x]

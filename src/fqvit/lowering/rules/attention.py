@@ -24,7 +24,7 @@ MOST_REGIONS = 256  # region numbers are u8
 
 
 def lower_heads(leaf: layers.Heads, low: Lowering) -> LoweredValue:
-    """Select Q, K or V and split it into heads: [..., T, 3 H D] -> [..., H, T, D]."""
+    """Select Q, K or V and split it into heads: [..., T, 3 * H * D] -> [..., H, T, D]."""
     (x,) = low.inputs
     *lead, tokens, triple = x.shape
     width = triple // 3 // leaf.heads
@@ -43,12 +43,12 @@ def lower_heads(leaf: layers.Heads, low: Lowering) -> LoweredValue:
 
 
 def lower_scores(leaf: layers.Scores, low: Lowering) -> LoweredValue:
-    """Emit Q K^T * scale: Q and K [..., H, T, D] -> [..., H, T, T]."""
+    """Emit Q @ K^T * scale: Q and K [..., H, T, D] -> [..., H, T, T]."""
     return _emit_scores(low, leaf, None)
 
 
 def lower_biased_scores(leaf: layers.BiasedScores, low: Lowering) -> LoweredValue:
-    """Emit Q K^T * scale plus the relative position bias."""
+    """Emit Q @ K^T * scale plus the relative position bias."""
     return _emit_scores(low, leaf, leaf.index)
 
 
@@ -129,7 +129,7 @@ def _regions(mask: Tensor) -> np.ndarray:
 
 
 def lower_context(leaf: layers.Context, low: Lowering) -> LoweredValue:
-    """Emit attention times V, then merge the heads: [..., H, T, T] x [..., H, T, D] -> [..., T, H D]."""
+    """Emit attention times V, then merge the heads: [..., H, T, T] x [..., H, T, D] -> [..., T, H * D]."""
     emit, (a, v), q = low.emit, low.inputs, low.codes()
     q_a, q_v = a.codes(), v.codes()
     heads = f"{low.name}.heads"

@@ -95,7 +95,7 @@ def lower_join(leaf: general.Join, low: Lowering) -> LoweredValue:
 
 
 def lower_narrow(leaf: general.Narrow, low: Lowering) -> LoweredValue:
-    """Requantize a value to the bits of this site: at most 8 for ops that read no wider codes, or those of an output."""
+    """Requantize a value to the bits of this site: at most 8 for ops that read no wider codes, or the bits of an output."""
     (x,), q = low.inputs, low.codes()
     requantize(low, x, q, low.name)
     return LoweredValue(low.name, x.shape, q)
@@ -129,7 +129,7 @@ def lower_activation(leaf: general.Activation, low: Lowering) -> LoweredValue:
 
 
 def lower_multiply(leaf: general.Multiply, low: Lowering) -> LoweredValue:
-    """Multiply codes; the ratio of scales is s_a s_b / s_y."""
+    """Multiply codes; the ratio of scales is s_a * s_b / s_y."""
     (a, b), q = low.inputs, low.codes()
     q_a, q_b = a.codes(), b.codes()
     mult, shift = low.encode_ratio(float(q_a.scale[0] * q_b.scale[0]) / float(q.scale[0]))
@@ -221,8 +221,8 @@ def lower_stem(leaf: general.Stem, low: Lowering) -> LoweredValue:
 def lower_signs(leaf: general.Signs, low: Lowering) -> LoweredValue:
     """Compare codes with the zero point and pack eight results per byte.
 
-    A sum clamped to one bit gives b = [code > zero]. The weights of a byte, 128 to 1, fit i8 only with the other sign, so the
-    linear op computes 255 - sum 2^(7 - i) b[i], and a table subtracts that from 255.
+    A sum clamped to one bit gives b = [code > zero]. The weights of a byte, 128 to 1, fit i8 only if they are negated, so the
+    linear op computes 255 - sum_i 2^(7 - i) * b[i], and a table subtracts this result from 255.
     """
     emit, (x,), name = low.emit, low.inputs, low.name
     q, channels = x.codes(), x.shape[-1]
@@ -277,7 +277,7 @@ def lower_max_rows(leaf: general.MaxRows, low: Lowering) -> LoweredValue:
 
 
 def lower_shift(leaf: general.Shift, low: Lowering) -> LoweredValue:
-    """Add a constant, such as positions."""
+    """Add a constant, such as a position embedding."""
     return add_constant(low, low.inputs[0], double(leaf.values), low.node.inputs[0])
 
 

@@ -94,8 +94,8 @@ def emit_linear(
     shape = (*x.shape[:-1], outputs)
     if logits:
         # One scale for all outputs, not below the scale of any output, so that no ratio exceeds 1 and scores stay within the
-        # bound of the accumulator. Scores with a site use its scale if it is large enough, but stay i32 without zero point
-        # and clamp.
+        # bound of the accumulator. Scores with a site use its scale if it is large enough, but stay i32, without a zero point
+        # or a clamp.
         unit = max(float(quantized.scale.max()), 0.0 if low.q is None else float(low.q.scale[0]))
         emit.requantizer(name, quantized.scale / unit, context.short)
         emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner, width=width))
@@ -114,7 +114,7 @@ def emit_linear(
 
 
 def lower_embed(leaf: layers.Embed, low: Lowering) -> LoweredValue:
-    """Concatenate the prefix tokens, then add the positions: [T, C] -> [P + T, C]."""
+    """Concatenate the prefix tokens, then add the position embedding: [T, C] -> [P + T, C]."""
     emit, (patches,) = low.emit, low.inputs
     prefix, positions = (double(param)[0] for param in low.node.params)
     stream, tokens = patches.buffer, patches.shape[0]
@@ -206,7 +206,7 @@ def lower_gelu(leaf: layers.Gelu, low: Lowering) -> LoweredValue:
 
 
 def emit_table(low: Lowering, values: np.ndarray) -> LoweredValue:
-    """Emit a lookup of function values, one per input code, with one scale or one power of two per channel."""
+    """Emit a lookup of function values, one per input code. The output has one scale, or one power-of-two scale per channel."""
     emit, (x,), q, name = low.emit, low.inputs, low.codes(), low.name
     if len(x.codes().scale) > 1 or x.codes().alpha is not None:
         raise FqvitError(f"{name}: its input has one scale per channel, expected one for all.")

@@ -20,7 +20,7 @@ from fqvit.quant.weights import weight_rows
 
 
 def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> LoweredValue:
-    """Gather the 3x3 neighbourhood of each location, then apply a linear op: [h, w, C] -> [h, w, 9 C] -> [h, w, O]."""
+    """Gather the 3x3 neighbourhood of each location, then apply a linear op: [h, w, C] -> [h, w, 9 * C] -> [h, w, O]."""
     (x,), emit = low.inputs, low.emit
     height, width, channels = x.shape
     q, rows, squares = x.codes(), f"{low.site}.rows", f"{low.site}.squares"
@@ -34,7 +34,7 @@ def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> LoweredValue:
 
 
 def lower_deconv(leaf: maps.Deconv, low: Lowering) -> LoweredValue:
-    """Compute 2x2 locations by one linear op, then permute: [h, w, C] -> [h, w, 4 O] -> [2h, 2w, O]."""
+    """Compute 2x2 locations with one linear op, then permute: [h, w, C] -> [h, w, 4 * O] -> [2 * h, 2 * w, O]."""
     (x,) = low.inputs
     height, width, _ = x.shape
     low.codes()  # required: accumulators would have different units at the four locations
@@ -57,14 +57,14 @@ def lower_relu(leaf: maps.Relu, low: Lowering) -> LoweredValue:
 
 
 def lower_grid(leaf: maps.Grid, low: Lowering) -> LoweredValue:
-    """Reshape [h w, C] -> [h, w, C]."""
+    """Reshape [h * w, C] -> [h, w, C]."""
     (x,) = low.inputs
     low.move(low.name, "grid")
     return _reshape(low, x, (*leaf.grid, x.shape[-1]), 1)
 
 
 def lower_flatten(leaf: maps.Flatten, low: Lowering) -> LoweredValue:
-    """Reshape [h, w, C] -> [h w C]."""
+    """Reshape [h, w, C] -> [h * w * C]."""
     (x,) = low.inputs
     return _reshape(low, x, (math.prod(x.shape),), math.prod(x.shape[:-1]))
 
@@ -76,7 +76,7 @@ def _reshape(low: Lowering, x: LoweredValue, shape: tuple[int, ...], times: int)
 
 
 def lower_upsample(leaf: maps.Upsample, low: Lowering) -> LoweredValue:
-    """Upsample the first input to the size of the second, nearest neighbour."""
+    """Upsample the first input to the size of the second by nearest-neighbour interpolation."""
     small, large = low.inputs
     (height, width, _), (rows, columns, _) = small.shape, large.shape
     low.move(low.name, "enlarged", of=large.buffer)

@@ -64,6 +64,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         problem = "is a folder without config.json" if path.is_dir() else "no such file"
         raise FqvitError(f"{path}: {problem}. Pass a checkpoint file ({', '.join(CONTAINERS)}) or hf:ORG/NAME.")
     expected = CONTAINERS.get(path.suffix.lower())
+    if path.suffix.lower() == ".fqvit":
+        raise FqvitError(f"{path.name}: quantized already, expected a float checkpoint. Use it with fqvit.load.")
     if expected is None:
         raise FqvitError(f"{path.name}: unknown checkpoint type '{path.suffix}', expected {', '.join(CONTAINERS)}.")
     found = _sniff(path)

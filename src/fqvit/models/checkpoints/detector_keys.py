@@ -156,10 +156,10 @@ def layout_of(tensors: dict[str, Tensor], label: str) -> DetectorLayout:
         return "swin"
     if any(re.match(r"(layers\.\d+\.)?blocks\.0\.attn\.", key) for key in tensors):
         raise FqvitError(
-            f"{label}: weights of a classifier, expected a detector on Swin. Use `fqvit quantize` for classifiers."
+            f"{label}: weights of a classifier, expected a Swin-based detector. Use `fqvit quantize` for classifiers."
         )
     few = ", ".join(list(tensors)[:3])
-    raise FqvitError(f"{label}: not a detector on Swin (found {few}, ...), expected keys like backbone.stages.0.blocks.0.")
+    raise FqvitError(f"{label}: not a Swin-based detector (found {few}, ...), expected keys like backbone.stages.0.blocks.0.")
 
 
 @cache
@@ -170,7 +170,7 @@ def _rename(old: str, new: str) -> tuple[re.Pattern[str], str]:
 
 
 def _fold_batch_norms(tensors: dict[str, Tensor], label: str) -> dict[str, Tensor]:
-    """Fold y = gamma (conv(x) - mean) / sqrt(var + eps) + beta into the weight and bias of the convolution."""
+    """Fold y = gamma * (conv(x) - mean) / sqrt(var + eps) + beta into the weight and bias of the convolution."""
     out = {key: value for key, value in tensors.items() if not BATCH_NORM.fullmatch(key)}
     for stem in {match[1] for key in tensors if (match := BATCH_NORM.fullmatch(key))}:
         names = [f"{stem}.bn.{part}" for part in ("weight", "bias", "running_mean", "running_var")]
@@ -188,7 +188,7 @@ def _fold_batch_norms(tensors: dict[str, Tensor], label: str) -> dict[str, Tenso
 
 
 def _merging_order(value: Tensor, layout: DetectorLayout, key: str, label: str) -> Tensor:
-    """Reorder the 4 C inputs of patch merging, [..., 4 C], to the order of our modules, which is that of Swin.
+    """Reorder the 4 * C inputs of patch merging, the last axis, to the order of our modules, which is that of Swin.
 
     mmdetection orders them by channel, then position (0, 0), (0, 1), (1, 0), (1, 1); Swin by position (0, 0), (1, 0), (0, 1),
     (1, 1), then channel.

@@ -1,8 +1,8 @@
 """Convert a checkpoint with timm's names to a config and a state dict of our modules.
 
 For ViT, DeiT and Swin classifiers, which are built from leaf modules. Equivalent forms are folded (LayerScale, the distilled
-head, positions without a class token, a missing qkv bias). See also: keymaps.py and settle.py (the steps before), recognise.py
-(the other families), ../load.py (the step after).
+head, position embeddings without a class token, a missing qkv bias). See also: keymaps.py and settle.py (the steps before),
+recognise.py (the other families), ../load.py (the step after).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def heads_of(found: Canonical, hints: Hints, stages: int) -> tuple[int, ...]:
 def _vit(found: Canonical, state: dict[str, Tensor], row: Row, c: ViTConfig, hints: Hints, label: str) -> ViTConfig:
     _, (width, depths, prefix) = sizes_of(found)
     distilled = prefix == 2
-    # Check names before sizes: apart from the distilled model's extra keys, both models of one size have equal shapes.
+    # Check names before sizes: apart from its extra keys, a distilled model has the same shapes as the plain one of its size.
     if distilled != (c.prefix == 2):
         key = "dist_token" if distilled else "head_dist.weight"
         problem = f"unexpected key '{found.origin.get(key, key)}'" if distilled else f"missing key '{key}'"
@@ -142,7 +142,7 @@ def _swin(found: Canonical, state: dict[str, Tensor], row: Row, c: SwinConfig, h
         side = math.isqrt(tables[0].shape[0])
         if side * side != tables[0].shape[0] or side % 2 == 0:
             rows = tables[0].shape[0]
-            raise FqvitError(f"{label}: bias tables have {rows} rows, expected (2 window - 1)^2 for a square window.")
+            raise FqvitError(f"{label}: bias tables have {rows} rows, expected (2 * window - 1)^2 for a square window.")
         window = (side + 1) // 2
     _fill_qkv_bias(state)
     return replace(
@@ -157,14 +157,14 @@ def _swin(found: Canonical, state: dict[str, Tensor], row: Row, c: SwinConfig, h
 
 
 def _vit_image(state: dict[str, Tensor], patch: int, prefix: int, width: int, hints: Hints, label: str) -> tuple[int, int]:
-    """Compute the image size from the number of positions, which form a square grid unless config.json says otherwise.
+    """Compute the image size from the number of position embeddings: a square grid unless config.json says otherwise.
 
-    If only patches have positions, add zeros for the prefix tokens to state["pos_embed"].
+    If only patches have position embeddings, add zeros for the prefix tokens to state["pos_embed"].
     """
     positions = state.get("pos_embed")
     if positions is None or positions.ndim != 3:
         problem = "missing key 'pos_embed'" if positions is None else f"'pos_embed' has shape {list(positions.shape)}"
-        raise FqvitError(f"{label}: {problem}, expected [1, tokens, {width}]. Only learned positions are supported.")
+        raise FqvitError(f"{label}: {problem}, expected [1, tokens, {width}]. Only learned position embeddings are supported.")
     tokens = positions.shape[1]
     if hints.image is not None and (hints.image[0] // patch) * (hints.image[1] // patch) == tokens - prefix:
         return hints.image
@@ -235,7 +235,7 @@ def _fill_qkv_bias(state: dict[str, Tensor]) -> None:
 
 
 def _fold_layer_scale(state: dict[str, Tensor], label: str) -> None:
-    """Fold LayerScale into the layer before it: x + gamma * (W y + b) = x + (gamma W) y + gamma b"""
+    """Fold LayerScale into the layer before it: x + gamma * (W @ y + b) = x + (gamma * W) @ y + gamma * b"""
     for name in [name for name in state if re.search(r"\.ls[12]\.gamma$", name)]:
         gamma, block = state.pop(name), name.rsplit(".", 2)[0]
         target = f"{block}.attn.proj" if ".ls1." in name else f"{block}.mlp.fc2"
@@ -248,10 +248,10 @@ def _fold_layer_scale(state: dict[str, Tensor], label: str) -> None:
 
 
 def _fold_distilled(found: Canonical, state: dict[str, Tensor], width: int, label: str) -> None:
-    """Fold the two heads into one: (W c + b + W' d + b') / 2 = [W/2, W'/2] [c, d] + (b + b')/2
+    """Fold the two heads into one: (W @ c + b + W' @ d + b') / 2 = [W / 2, W' / 2] @ [c, d] + (b + b') / 2
 
     c and d are the class token and the distillation token after the last norm.
-    Hugging Face's DeiTForImageClassification has only one head: its logits are W c + b, and d is used only in attention.
+    Hugging Face's DeiTForImageClassification has only one head: its logits are W @ c + b, and d is used only in attention.
     """
     parts = ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias")
     one_head = found.origin["head.weight"] == "classifier.weight"

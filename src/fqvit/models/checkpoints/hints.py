@@ -14,7 +14,7 @@ UNKNOWN = Transform()
 
 
 def words(text: str) -> frozenset[str]:
-    """Return the words of a text: names of fields, in several lines."""
+    """Split a text into words: names of fields, written on several lines."""
     return frozenset(text.split())
 
 
@@ -23,9 +23,9 @@ class Hints:
     """The settings that are known; None for all others.
 
     heads: one number, or one per stage of a Swin   image: height and width that the weights were made for
-    sizes: width, depth, hidden, patch, channels, registers; those of the tensors must be equal
+    sizes: width, depth, hidden, patch, channels, registers; the tensors must have the same sizes
     unused: prefixes of timm names that the model class does not use, such as the norm that CLIP's classifier skips
-    antialias: resample positions as timm does; transformers does it only for DINOv2 with registers
+    antialias: resample position embeddings with antialiasing, as timm does; transformers does so only for DINOv2 with registers
     resizable: transformers resamples the position embeddings to the size of the image, so the size in
     preprocessor_config.json applies
     exact: nothing in timm's config.json (model_args, global_pool) changes the structure of `architecture`, so the tensors
@@ -54,7 +54,7 @@ class Hints:
     source: str = ""
 
 
-# Settings that are also arguments of load_model: both sources must agree.
+# Settings that are also arguments of load_model. If two sources give one of them, they must agree.
 DECIDED = ("heads", "pool", "activation", "qkv_bias")
 
 

@@ -194,7 +194,7 @@ def _layout(tensors: dict[str, Tensor], label: str) -> Layout:
             return "original dinov3"
         if has(r"^register_tokens$|\.mlp\.w12\.|^blocks\.\d+\.\d+\."):
             return "original dinov2"
-        # timm has patch merging at the start of stage i + 1, all others (and timm before 0.9) at the end of stage i.
+        # timm merges patches at the start of stage i + 1; all other layouts (and timm before 0.9) do so at the end of stage i.
         return "original swin" if has(r"^layers\.0\.downsample\.") else "timm"
     if has(r"^roi_head\."):
         raise FqvitError(
@@ -210,7 +210,7 @@ def _layout(tensors: dict[str, Tensor], label: str) -> Layout:
 
 
 def _has_scaled_blocks(tensors: dict[str, Tensor]) -> bool:
-    """Return whether gamma_1 and gamma_2 belong to BEiT or DINOv3, which have no qkv bias or no learned positions."""
+    """Return whether gamma_1 and gamma_2 belong to BEiT or DINOv3, which have no qkv bias or no learned position embeddings."""
     biased = any(key.endswith(".attn.qkv.bias") for key in tensors)
     return not biased or "pos_embed" not in tensors
 

@@ -71,7 +71,7 @@ def _sizes(found: Mapping[str, Any], label: str, source: str) -> tuple[tuple[int
         return both, min(both), True
     if both[0] * crop[1] != both[1] * crop[0]:
         raise FqvitError(
-            f"{label}: {source}: size {both} and crop_size {crop} have different proportions. Pass a Preprocess instead."
+            f"{label}: {source}: size {both} and crop_size {crop} have different aspect ratios. Pass a Preprocess instead."
         )
     return crop, min(both), True
 

@@ -2,7 +2,7 @@
 
 Tensors show widths, depth, patch size, registers, norms, and the heads of a Swin. They show neither the heads of a ViT
 nor the activation, the pooling or the order of norms: those come from Hints. A setting that remains undecided is an error.
-See also: hints.py, keymaps.py (the step before), resample.py (positions for other image sizes).
+See also: hints.py, keymaps.py (the step before), resample.py (position embeddings for other image sizes).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Reader:
         return self.shape(f"{name}.weight", 2)[0]
 
     def eps(self) -> float:
-        """Return the eps of the hints, or else that of the library that the layout belongs to."""
+        """Return the eps from the hints, or else the default of the library that wrote the checkpoint."""
         if self.hints.eps is not None:
             return self.hints.eps
         if self.has("norm_pre.weight"):
@@ -239,7 +239,7 @@ def check_sizes(found: Canonical, hints: Hints, label: str) -> None:
 
 
 def _pool(r: Reader) -> Pool:
-    """Return the pooling. Only attention pooling shows in the tensors."""
+    """Return the pooling. The tensors show only whether it is attention pooling."""
     shown: Pool | None = "map" if r.has("attn_pool.latent") else r.hints.pool
     if shown == "map" and r.hints.pool not in (None, "map"):
         raise FqvitError(f"{r.label}: has attention pooling, expected '{r.hints.pool}' as in {r.hints.source}.")
@@ -250,7 +250,7 @@ def _pool(r: Reader) -> Pool:
 
 
 def _grid(r: Reader, patch: int, prefix: int) -> tuple[tuple[int, int], bool]:
-    """Return the image size of the positions, and whether the class token and the registers have positions."""
+    """Return the image size that the position embeddings fit, and whether they include the class token and the registers."""
     rows = r.shape("pos_embed", 3)[1]
     image = r.hints.image
     for before in (prefix, 0):
@@ -333,7 +333,7 @@ def _beit(r: Reader) -> BeitConfig:
 
 
 def _beit_image(r: Reader, patch: int, block_bias: bool, shared_bias: bool) -> tuple[int, int]:
-    """Return the image size, from the bias tables, the positions or the config."""
+    """Return the image size, from the config, the bias tables or the position embeddings."""
     if r.hints.image is not None:
         return r.hints.image
     if not block_bias and not shared_bias:

@@ -1,6 +1,7 @@
-"""Resample the learned positions of a checkpoint for another image size: bicubic, as timm and transformers do.
+"""Resample the learned position embeddings of a checkpoint for another image size: bicubic, as timm and transformers do.
 
-Relative positions (BEiT) are not resampled; rotary positions (DINOv3) and position MLPs (SwinV2) are computed for any size.
+Relative position biases (BEiT) are not resampled; rotary embeddings (DINOv3) and position MLPs (SwinV2) are
+computed for any size.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def for_image(
     if isinstance(config, BeitConfig):
         raise FqvitError(
             f"{label}: images of {image[0]} x {image[1]} pixels, but the relative positions of BEiT are for "
-            f"{config.image[0]} x {config.image[1]}. Leave size out."
+            f"{config.image[0]} x {config.image[1]}. Do not pass `size`."
         )
     changed = replace(config, image=image)
     if isinstance(config, VisionConfig) and isinstance(changed, VisionConfig) and config.grid != changed.grid:
@@ -40,7 +41,7 @@ def for_image(
 
 
 def for_leaves(found: Canonical, image: tuple[int, int], hints: Hints, label: str) -> tuple[Canonical, Hints]:
-    """Adapt a ViT or Swin that is built from leaf modules to another image size. No position of a Swin depends on that size."""
+    """Adapt a ViT or Swin that is built from leaf modules to another image size. A Swin has nothing to resample."""
     hints = replace(hints, image=image)
     positions, weight = found.tensors.get("pos_embed"), found.tensors.get("patch_embed.proj.weight")
     if positions is None or weight is None or positions.ndim != 3 or weight.ndim != 4:

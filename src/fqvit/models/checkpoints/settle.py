@@ -1,7 +1,7 @@
 """Decide the settings that tensors do not show: arguments and config files first, then the name of an architecture.
 
-A name decides only if the tensors have the structure of that architecture. Otherwise the weights belong to another one, and its
-number of heads, its pooling and its activation are unknown.
+The name is used only if the tensors have the structure of that architecture. Otherwise the weights belong to another
+architecture, whose number of heads, pooling and activation are unknown.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def structure_of(found: Canonical) -> dict[str, bool | int]:
 
 
 def structure(config: VisionConfig, distilled: bool) -> dict[str, bool | int]:
-    """Return which of these parts a config has."""
+    """Return which of the parts in `structure_of` a config has."""
     return {
         "class_token": config.class_token,
         "distillation token": distilled,
@@ -69,7 +69,7 @@ def as_vision(c: ViTConfig) -> VisionConfig:
 
 
 def settle(found: Canonical, hints: Hints, name: str | None, label: str) -> tuple[Hints, tuple[str, ...]]:
-    """Return the hints, completed by the settings of the name, and one sentence per setting that comes from the name.
+    """Return the hints, completed with settings of the named architecture, and one sentence per setting taken from it.
 
     Raises FqvitError if the settings of a ViT stay undecided. Those of other families are checked by recognise.infer.
     """
@@ -102,7 +102,7 @@ def settle(found: Canonical, hints: Hints, name: str | None, label: str) -> tupl
 
 
 def _named(name: str | None) -> tuple[TimmConfig, bool] | None:
-    """Return the config of a name, and whether it is distilled."""
+    """Return the config of the named architecture, and whether that architecture is distilled."""
     if name is None:
         return None
     known, row = architectures.lookup(name), zoo.lookup(name)
@@ -127,7 +127,7 @@ def _difference(found: Canonical, config: VisionConfig, distilled: bool) -> str 
 
 
 def _completed(hints: Hints, config: TimmConfig, name: str, found: Canonical) -> Hints:
-    """Return the hints, with unknown settings taken from the architecture of the name."""
+    """Return the hints, with unknown settings taken from the named architecture."""
     named = hints_of(config, f"the name {name}", name)
     if isinstance(config, SwinConfig):
         named = replace(named, heads=None, windows=None, image=None)  # shown by the tensors, or chosen by fold.py

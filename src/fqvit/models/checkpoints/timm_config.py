@@ -1,6 +1,6 @@
 """Read the config.json of timm: architecture, model_args and pretrained_cfg. Every field is used, irrelevant, or rejected.
 
-The architecture decides what its tensors do not show; arguments in model_args override it.
+The architecture determines the settings that the tensors do not show; arguments in model_args override them.
 See also: architectures.py (timm's names), transformers_config.py, live.py (pretrained_cfg of modules in memory).
 """
 
@@ -35,7 +35,7 @@ PRETRAINED = words(
 POOLS: dict[str, Pool] = {"token": "token", "avg": "avg", "map": "map", "": "none"}
 ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 
-# Arguments whose values show in the tensors, or that matter during training only.
+# Arguments whose values can be seen from the tensors, or that matter only during training.
 SHOWN = words(
     """
     class_token reg_tokens init_values no_embed_class fc_norm qkv_bias embed_dim depth depths mlp_ratio patch_size

@@ -74,7 +74,7 @@ USED = words(
 class Kind:
     """A model type. classes: class name -> (pooling, prefixes of unused timm names)
 
-    defaults: of fields that nested configs leave out   nested: the model is described by vision_config
+    defaults: values of fields that nested configs leave out   nested: whether vision_config describes the model
     resizable, antialias: see Hints
     """
 
@@ -101,7 +101,7 @@ _SIGLIP_CLASSES: dict[str, tuple[Pool | None, tuple[str, ...]]] = {
 
 
 def _classifier(name: str, pool: Pool, *more: str) -> dict[str, tuple[Pool | None, tuple[str, ...]]]:
-    """Return the entries of NameForImageClassification and NameModel, which pool in the same way. more: further endings"""
+    """Return the entries of NameForImageClassification and NameModel, which pool in the same way. more: further suffixes"""
     return {f"{name}{end}": (pool, ()) for end in ("ForImageClassification", "Model", *more)}
 
 

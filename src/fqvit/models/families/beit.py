@@ -1,4 +1,4 @@
-"""BEiT, as timm's Beit: relative position biases, LayerScale, biases of q and v only, usually mean pooling."""
+"""BEiT, equivalent to timm's Beit: relative position biases, LayerScale, biases of q and v only, usually mean pooling."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RelativePositionBias(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention: [N, T, C] -> [N, T, C]. The bias of k is always 0.
 
-    shared: relative position bias of all blocks [H, T, T], added to the scores, or None
+    shared: relative position bias that all blocks share [H, T, T], added to the scores, or None
     """
 
     k_bias: Tensor

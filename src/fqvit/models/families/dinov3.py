@@ -1,5 +1,6 @@
-"""DINOv3's vision transformer, as timm's Eva: rotary positions on the patches, registers, LayerScale, no learned positions.
+"""DINOv3's vision transformer, equivalent to timm's Eva: registers, LayerScale, and rotary position embeddings (RoPE).
 
+Only patches are rotated; there are no learned position embeddings.
 Only q and v have biases. The rotary tables depend only on the config, so they are buffers.
 """
 
@@ -54,7 +55,7 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention with rotary positions: [N, T, C] -> [N, T, C]. The bias of k is always 0."""
+    """Multi-head attention with rotary position embeddings: [N, T, C] -> [N, T, C]. The bias of k is always 0."""
 
     k_bias: Tensor
 

@@ -13,7 +13,7 @@ from fqvit.models.config import Activation
 
 
 class QuickGelu(nn.Module):
-    """x sigmoid(1.702 x), OpenAI's approximation of GELU."""
+    """x * sigmoid(1.702 * x), OpenAI's approximation of GELU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(1.702 * x)
@@ -37,7 +37,7 @@ class PatchEmbed(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """One factor per channel on the output of a branch."""
+    """Multiply the output of a branch by one factor per channel."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

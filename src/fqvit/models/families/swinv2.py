@@ -1,7 +1,7 @@
-"""SwinV2, as timm's SwinTransformerV2: cosine attention in shifted windows, biases from a small MLP, residual post-norm.
+"""SwinV2, equivalent to timm's SwinTransformerV2: cosine attention in shifted windows, biases from an MLP, residual post-norm.
 
 The grid of each stage must be a multiple of its window: where it is not, timm pads after the shift and transformers before it.
-Shapes: feature maps are [N, height, width, C], windows [N W, T, C].
+Shapes: feature maps are [N, height, width, C]; windows are [N W, T, C], with W windows per image and T tokens per window.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fqvit.models.config import SwinV2Config
 from fqvit.models.families.parts import Mlp, split_heads
 from fqvit.models.swin import relative_position_index, shift_mask
 
-MAX_SCALE = math.log(1 / 0.01)  # upper limit of logit_scale, the logarithm of the factor of the scores
+MAX_SCALE = math.log(1 / 0.01)  # upper limit of logit_scale, the logarithm of the factor that scores are multiplied by
 MASKED = -100.0  # added to the scores of tokens that were not neighbours before the shift
 
 
 def coordinates(window: int, pretrained: int) -> Tensor:
-    """Return the inputs of the position MLP: sign(d) log2(1 + |d|) / log2(8) of distances d scaled to -8..8.
+    """Return the inputs of the position MLP: sign(d) * log2(1 + |d|) / log2(8) for distances d scaled to -8..8.
 
     [1, 2 window - 1, 2 window - 1, 2]
     """
@@ -52,7 +52,7 @@ class WindowAttention(nn.Module):
         self.register_buffer("relative_position_index", relative_position_index(window), persistent=False)
 
     def bias(self) -> Tensor:
-        """16 sigmoid(mlp(distance)): [H, T, T]"""
+        """16 * sigmoid(mlp(distance)): [H, T, T]"""
         table = self.cpb_mlp(self.relative_coords_table).view(-1, self.heads)
         return 16 * torch.sigmoid(table[self.relative_position_index].permute(2, 0, 1))
 

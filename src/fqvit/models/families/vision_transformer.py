@@ -1,6 +1,6 @@
-"""The generic vision transformer: CLIP, SigLIP, DINO, DINOv2, MAE encoders and their relatives, as timm's VisionTransformer.
+"""The generic vision transformer: CLIP, SigLIP, DINO, DINOv2, MAE encoders and similar models, like timm's VisionTransformer.
 
-A config chooses the tokens before the patches, the positions, the norms, the MLP and the pooling. The order of the blocks is
+A config chooses the tokens before the patches, the position embeddings, the norms, the MLP and the pooling. The blocks are
 always pre-norm: x + attn(norm1(x)), x + mlp(norm2(x)), each branch optionally scaled per channel.
 See also: ../config.py (VisionConfig), ../vit.py (ViT and DeiT classifiers, built from leaf modules).
 """
@@ -70,7 +70,7 @@ class AttentionPool(nn.Module):
 class VisionTransformer(nn.Module):
     """Normalised images [N, channels, height, width] -> logits or features [N, outputs or width].
 
-    With pool "none", the tokens [N, T, C] after the last norm.
+    With pool "none", the output is the tokens [N, T, C] after the last norm.
     """
 
     def __init__(self, config: VisionConfig) -> None:
@@ -89,7 +89,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(pooled, c.outputs, bias=c.head_bias) if c.outputs else nn.Identity()
 
     def embed(self, patches: Tensor) -> Tensor:
-        """Prepend the class token and the registers, and add positions: [N, patches, C] -> [N, T, C]"""
+        """Prepend the class token and the registers, and add position embeddings: [N, patches, C] -> [N, T, C]"""
         prefix = [token.expand(patches.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         if self.config.prefix_positions:
             return torch.cat([*prefix, patches], 1) + self.pos_embed

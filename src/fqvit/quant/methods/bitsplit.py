@@ -2,11 +2,11 @@
 
 Each bit is a ternary matrix, chosen with the other bits fixed.
 
-W ~ a 2^-(b-2) q, q = sum_k 2^(b-2-k) B_k over k = 0 .. b-2, B_k in {-1, 0, 1}, one a > 0 per output channel:
-  1. initialize: alternate between a and q to minimize ||W - a 2^-(b-2) q||; the binary digits of |q| times its sign are B_k;
-  2. minimize ||W - Wq||: alternate between a and each bit in turn;
+W ~ Wq = a * 2^-(b-2) * q, q = sum_k 2^(b-2-k) * B_k over k = 0 .. b-2, B_k in {-1, 0, 1}, one scale a > 0 per output channel:
+  1. initialize: alternate between scale a and codes q to minimize ||W - Wq||; B_k are the binary digits of |q| times its sign;
+  2. minimize ||W - Wq||: alternate between the scale a and each bit in turn;
   3. minimize ||Y - X Wq^T|| in the same way, where X are the layer's inputs in the quantized network and Y its outputs in the
-     float model without bias. Only X^T X, Y^T X and ||Y||^2 are needed.
+     float model, without the bias. Only X^T X, Y^T X and ||Y||^2 are needed.
 See also: lockstep.py (X and Y of each layer), weights.py (rounding to nearest).
 """
 
@@ -32,7 +32,7 @@ from fqvit.system.progress import Progress
 START_ROUNDS = 200
 WEIGHT_ROUNDS = 50
 OUTPUT_ROUNDS = 100
-CONVERGED = 1e-9  # steps 1 and 2 end for a row when the relative change of its a is below this
+CONVERGED = 1e-9  # steps 1 and 2 end for a row when the relative change of its scale is below this
 WORTHWHILE = 1e-3  # step 3 ends for a row when a round reduces its output error by a smaller share
 # with fewer rows of X per input, step 3 would overfit and is skipped; the classification head sees only one row per image
 ROWS_PER_INPUT = 8
@@ -52,7 +52,7 @@ class Split:
     bits: Array
 
     def codes(self) -> Array:
-        """Return the integers q [O, K], |q| <= 2^(b-1) - 1. The weights are a 2^-(b-2) q."""
+        """Return the integers q [O, K], |q| <= 2^(b-1) - 1. The weights are a * 2^-(b-2) * q."""
         codes: Array = _sum(self.bits) * 2 ** (len(self.bits) - 1)
         return codes
 
@@ -124,7 +124,7 @@ def fit(linear: LinearLayer, products: Products, input_scales: Array, bits: int)
 
 
 def by_weights(weight: Array, bits: int) -> Split:
-    """Steps 1 and 2: minimize the squared error of weight [O, K] by alternation. A row of zeros has a = 0."""
+    """Steps 1 and 2: minimize the squared error of weight [O, K] by alternation. A row of zeros has scale 0."""
     largest = 2 ** (bits - 1) - 1
     unit, q = np.abs(weight).max(1) / largest, np.zeros_like(weight)
     live = np.flatnonzero(unit)  # rows that have not converged

@@ -4,8 +4,8 @@ The float model and the simulation run in lockstep; all layers before the curren
 layer, with x its inputs in the float model and x' those in the simulation:
   1. rounding: column by column; the error of each column is distributed over the columns after it (GPTQ, Frantar 2022);
   2. bias: add the mean of W x - W' x', so that no mean error is passed on.
-Tokens count equally, and the patch embedding is not compensated. With rounding "weighted", tokens count by their influence on
-the outputs of the model, and the patch embedding is compensated, too.
+All tokens have the same weight, and the patch embedding is not compensated. With rounding "weighted", tokens are weighted by
+their influence on the outputs of the model, and the patch embedding is compensated, too.
 See also: lockstep.py (runs both networks), importance.py (the influence of tokens), simulate.py (the quantized network),
 weights.py (rounding to nearest).
 """
@@ -78,7 +78,7 @@ class Compensation:
 
     def __init__(self, model: FloatModel, calibration: Calibration) -> None:
         self.model, self.calibration, self.recipe = model, calibration, calibration.recipe
-        self.token_weights: Mapping[str, Tensor] = {}  # of the inputs of layers, with rounding "weighted"
+        self.token_weights: Mapping[str, Tensor] = {}  # per layer, only with rounding "weighted"
         self.simulation = Simulation(model, calibration)
         self.graph = self.simulation.graph
         self.plans = plan(self.graph, self.recipe)
@@ -200,10 +200,11 @@ def fit(
 
 
 def round_columns(values: Tensor, covariance: Tensor, units: Tensor, largest: int) -> Tensor:
-    """Round values [O, K] to multiples of units [O, K], |code| <= largest, for a small error of values @ x.
+    """Round values [O, K] to multiples of units [O, K], |code| <= largest, so that the error of values @ x is small.
 
-    covariance: of the inputs x [K, K]. Columns whose inputs have a large variance come first; the error of each column is
-    distributed over the columns after it by the Cholesky factor of the inverse covariance.
+    covariance: covariance of the inputs x, [K, K]
+    Columns whose inputs have a large variance come first; the error of each column is distributed over the columns after it by
+    the Cholesky factor of the inverse covariance.
     """
     size = values.shape[1]
     mean = float(covariance.diagonal().mean())

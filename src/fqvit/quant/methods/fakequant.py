@@ -1,4 +1,4 @@
-"""Quantize activations and weights in a way that gradients can pass.
+"""Quantize activations and weights so that gradients flow through (fake quantization).
 
 Rounding has the gradient of the identity (straight-through estimator); scales and zero points get the gradients of the
 decoded value (LSQ, Esser 2020; LSQ+, Bhalgat 2020). See also: reconstruct.py (learns with these).
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class _Affine(torch.autograd.Function):
-    """y = (clip(floor(x / scale + 1/2) + zero, 0, last) - zero) scale for x [..., C], scale and zero [C] or [1]."""
+    """y = (clip(floor(x / scale + 1/2) + zero, 0, last) - zero) * scale for x [..., C], scale and zero [C] or [1]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor, last: int) -> Tensor:
@@ -61,7 +61,7 @@ class _Grid(torch.autograd.Function):
 
 
 def fake_quantize_grid(x: Tensor, scale: Tensor, steps: Tensor) -> Tensor:
-    """Return the nearest of steps [L] * scale, up to half a unit; steps are integers. x and scale [1] get gradients."""
+    """Round x to a multiple of scale, then to the nearest of the multiples steps [L]. x and scale [1] get gradients."""
     found: Tensor = _Grid.apply(x, scale, steps)  # type: ignore[no-untyped-call]
     return found
 

@@ -18,14 +18,14 @@ from fqvit.quant.methods.fakequant import fake_quantize, fake_quantize_grid, str
 from fqvit.quant.qparams import QParams
 from fqvit.quant.weights import QuantizedLinear, to_short
 
-NEAR = 0.45  # a weight starts at most this far from its first code, so that the first codes are those given
+NEAR = 0.45  # a weight starts at most this far from its given code, so that it is first rounded to that code
 
 
 class SiteParameters:
     """The learned scales and zero points of one site.
 
-    logs: the logarithms of factors on the first scales: one for all channels, one each for Q and K and one per channel of V, or
-    one per channel. zeros: learned zero points, None if they are fixed.
+    logs: the logarithms of the factors that multiply the initial scales: one for all channels, one each for Q and K and one per
+    channel of V, or one per channel. zeros: learned zero points, None if they are fixed.
     """
 
     def __init__(self, role: str, q: QParams, value: SiteParameters | None) -> None:
@@ -78,7 +78,7 @@ class SiteParameters:
 
 
 class LayerParameters:
-    """The learned weights of one linear layer: codes = clip(round(W input_scale / unit + move)), unit = scale 2^exponent."""
+    """The learned weights of a linear layer: codes = clip(round(W * input_scale / unit + move)), unit = scale * 2^exponent."""
 
     def __init__(
         self, leaf: layers.Linear, start: QuantizedLinear, bits: int, group: int, scales: Tensor, spread: float

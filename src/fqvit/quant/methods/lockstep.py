@@ -1,7 +1,7 @@
 """Run the float model and its quantized version in lockstep, node by node, on the same images.
 
-Methods that choose weights or scales for the actual inputs of a layer in the quantized network use this: compensate.py,
-bitsplit.py and similarity.py.
+Methods that choose weights or scales node by node use this: compensate.py, bitsplit.py, similarity.py, reparameterize.py and
+hessian.py.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ BATCH = 16
 InputBatches = Sequence[Sequence[Tensor]]
 
 
+def fitting_images(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the first images, as many as memory allows."""
+    largest = max(math.prod(shape) for shape in site_shapes(graph, preprocess).values())
+    return images[: max(1, MAX_ELEMENTS // largest)]
+
+
 def run_in_lockstep(
     graph: Graph,
     preprocess: Preprocess,
@@ -45,8 +51,7 @@ def run_in_lockstep(
     quantize_node returns the node's outputs in the quantized network, one tensor per batch.
     images: uint8 [n, H, W, C]. If one site would exceed MAX_ELEMENTS, only the first images are used.
     """
-    largest = max(math.prod(shape) for shape in site_shapes(graph, preprocess).values())
-    images = images[: max(1, MAX_ELEMENTS // largest)]
+    images = fitting_images(graph, preprocess, images)
     batches = [normalise(images[i : i + BATCH], preprocess) for i in range(0, len(images), BATCH)]
     exact: dict[str, list[Tensor]] = {IMAGES: batches}
     quantized: dict[str, list[Tensor]] = {IMAGES: batches}
@@ -63,7 +68,7 @@ def run_in_lockstep(
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """A linear layer or patch embedding as y = x weight^T + bias over rows x.
+    """A linear layer or patch embedding as y = x @ weight.T + bias for rows x.
 
     Rows are the inputs of a linear layer, or (pixel - zero) / 255 of the patches.
     weight: float64 [O, K]   bias: float64 [O]

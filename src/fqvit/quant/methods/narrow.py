@@ -3,7 +3,7 @@
 Weights are rounded once per width for the whole network. The cost of a layer at the narrowest width is the KL divergence from
 the float model that narrowing only this layer adds; at the other widths it is that cost times the ratio of the squared rounding
 errors. Layers are narrowed in steps, in increasing order of cost per saved byte (the lower convex hull of each layer's widths),
-until the file is at most recipe.max_size, or else as long as the expected top-1 loss is at most recipe.max_loss.
+until the file has at most recipe.max_size bytes or, without max_size, while the expected top-1 loss is at most recipe.max_loss.
 See also: auto.py (runs first and raises the bits of sites), compensate.py (rounds weights).
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 import msgspec
 import numpy as np
@@ -32,7 +33,7 @@ from fqvit.quant.simulate import Simulation
 from fqvit.quant.weights import QuantizedLinear, bits_and_group
 from fqvit.system.progress import Progress
 
-RETRIES = 4  # how often fewer layers are narrowed if the final rounding of weights exceeds the limit
+RETRIES = 4  # retries with fewer narrowed layers if the loss after the final rounding of weights exceeds the limit
 SizeOf = Callable[[Calibration], int]  # the size in bytes of the file that a calibration gives
 Weights = Mapping[str, QuantizedLinear]
 
@@ -58,13 +59,14 @@ def choose(
 ) -> Calibration:
     """Return the calibration with some layers narrowed; its `choice` records which ones and why.
 
-    calibration: what auto.choose returned, for the limits and widths of `search`   size_of: needed if search.max_size is set
+    calibration: the result of auto.choose   search: recipe with the limits and widths   size_of: required if search.max_size
     """
     choice, graph, limit, largest = calibration.choice, calibration.graph(model), search.max_loss, search.max_size
     assert choice is not None and limit is not None and (largest is None or size_of is not None)
-    candidates = [node for node in graph.nodes if isinstance(node.leaf, layers.Linear) and not is_output(node)]
+    candidates = [node for node in graph.nodes if is_candidate(node, calibration.recipe)]
     widths = [calibration.recipe.weight_bits, *sorted({w for w in search.widths if w < calibration.recipe.weight_bits})[::-1]]
-    if not candidates or (len(widths) == 1 and largest is None):
+    widths = widths if candidates else widths[:1]
+    if len(widths) == 1 and largest is None:
         return calibration
     exact = torch.cat([run_float(graph, normalise(batch, model.preprocess)) for batch in auto.batches(images)])
     rounded, dequantized = {}, {}
@@ -116,8 +118,14 @@ def choose(
     return replace(found, choice=msgspec.structs.replace(choice, max_size=largest, bytes=size, **fields))
 
 
+def is_candidate(node: Node, recipe: Recipe) -> bool:
+    """Return whether the search chooses the bits of a layer: one that computes no output and that layer_bits does not name."""
+    fixed = any(fnmatchcase(node.name, pattern) for pattern in recipe.layer_bits)
+    return isinstance(node.leaf, layers.Linear) and not is_output(node) and not fixed
+
+
 def is_output(node: Node) -> bool:
-    """Return whether a layer computes an output of the model. Those keep their bits: they are small and sensitive."""
+    """Return whether a layer computes an output of the model. Such layers keep their bits: they are small and sensitive."""
     return node.leaf.role in ("logits", "deltas", "pooled", "output")
 
 
@@ -192,6 +200,6 @@ def _steps(
 
 
 def _error(node: Node, weight: Tensor) -> float:
-    """Return the squared rounding error of a layer's weights. weight: as dequantized, float [O, K]"""
+    """Return the squared rounding error of a layer's weights. weight: dequantized weights, float [O, K]"""
     assert isinstance(node.leaf, layers.Linear)
     return float((node.leaf.weight.detach().cpu().double() - weight.cpu().double()).square().sum())

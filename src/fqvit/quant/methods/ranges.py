@@ -1,4 +1,4 @@
-"""Choose the scales of a site for the least squared error instead of covering every observed value.
+"""Choose the scales of a site that minimize the squared error, instead of scales that cover every observed value.
 
 With few bits it pays to clip the largest values: the codes of all others become finer. Each search tries a fixed list of
 factors on the observed range. The rows are those of the quantized network, so errors of earlier sites are included.
@@ -18,9 +18,9 @@ from fqvit.quant.channels import GELU_DEPTH, NARROWEST, on_grid
 from fqvit.quant.plan import SitePlan
 from fqvit.quant.qparams import QParams
 
-FACTORS = np.geomspace(1.0, 0.2, 20)  # of the observed range
+FACTORS = np.geomspace(1.0, 0.2, 20)  # factors on the observed range
 ROWS = 1024  # at most this many rows are scored
-ELEMENTS = 2**16  # of GELU outputs that are scored
+ELEMENTS = 2**16  # about this many GELU outputs are scored
 Floats = NDArray[np.float64]
 
 
@@ -139,8 +139,8 @@ def _gelu(x: Tensor, q: QParams, importance: Tensor, k: int) -> QParams:
 def _spaced_gelu(x: Tensor, bits: int, importance: Tensor) -> QParams:
     """Return 2^bits of the 256 codes of 8 bits, with one scale: dense near 0, where most outputs of GELU are.
 
-    Codes above the zero point are zero + (255 - zero) ((1 - bend) u + bend u^3) for u in equal steps up to 1; those below it
-    are evenly spaced.
+    Codes above the zero point are zero + (255 - zero) * ((1 - bend) * u + bend * u^3) for u in equal steps up to 1; codes
+    below it are evenly spaced.
     """
     step = max(1, x.numel() // ELEMENTS)
     values, weights = x.flatten()[::step].contiguous(), importance.expand_as(x).flatten()[::step]

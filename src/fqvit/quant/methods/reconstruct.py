@@ -34,9 +34,9 @@ from fqvit.quant.qparams import QParams
 from fqvit.quant.weights import bits_and_group, short_output_scales
 from fqvit.system.progress import Progress
 
-STEPS = 60  # of Adam per segment
-WEIGHT_STEPS = 120  # if the scales of sites are not learned: a step is cheaper, and the error is that of the weights only
-TOKENS = 512  # per step, for segments that treat tokens alike
+STEPS = 60  # steps of Adam per segment
+WEIGHT_STEPS = 120  # if no scales of sites are learned: steps are cheaper, and all of the error is that of the weights
+TOKENS = 512  # tokens per step, for segments that treat tokens alike
 IMAGES_PER_STEP = 4  # for other segments
 IMPORTANCE_IMAGES = 48
 # Learning rates; they rise for WARMUP steps and then follow a cosine to 0.
@@ -49,7 +49,7 @@ WARMUP = 10
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and targets of a segment: tokens [R, C] of equal rank, or images [N, T, C]. weight: [T, C] or [1, 1]"""
+    """Inputs and targets of a segment: tokens [R, C] that are treated alike, or images [N, T, C]. weight: [T, C] or [1, 1]"""
 
     x: Tensor
     target: Tensor

@@ -77,7 +77,7 @@ def importance(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) 
 
         def visit(node: Node, y: Tensor, kept: dict[str, Tensor] = kept) -> Tensor:
             if node.name in ends:
-                # The first value starts the graph of gradients; no parameter needs any.
+                # No parameter requires a gradient, so the autograd graph starts at the first of these values.
                 kept[node.name] = y = y if kept else y.detach().requires_grad_()
                 y.retain_grad()
             return y

@@ -3,7 +3,7 @@
 There is one scale per weight matrix and one per site. The matrix products are visited in network order. For each, the search
 compares the output of the float model with the quantized output:
   linear layer     weight and input scales that maximize the mean Pearson correlation per image;
-  Q K^T            scales of Q and K that maximize the correlation of the attention maps - GAMMA * ranking loss;
+  Q K^T            scales of Q and K that maximize (correlation of the attention maps) - GAMMA * (ranking loss);
   attention x V    scales of attention and V that maximize the correlation.
 The two scales of a product are searched alternately on a grid of factors until neither changes; factor 1 maps the largest
 absolute value to the last code. Then the bias of a linear layer is corrected by its mean output error over all images.
@@ -77,7 +77,7 @@ class Correlation:
 
 
 class RankingLoss:
-    """Mean of max(0, THETA - (a'_i - a'_j) sign(a_i - a_j)) over all rows of `exact` and all pairs i < j of a row.
+    """Mean of max(0, THETA - (a'_i - a'_j) * sign(a_i - a_j)) over all rows of `exact` and all pairs i < j of a row.
 
     exact: the float attention maps a [..., T]. Rows of a' are non-negative and sum to at most 1, so no loop over pairs is
     needed: max(0, t - d) = t - d + max(0, d - t); the sum of t - d depends only on the ranks of a, and d > t is
@@ -163,7 +163,7 @@ class Searcher:
         last = 2 ** (self.recipe.weight_bits - 1) - 1
         weights = Operand(weight, float(weight.abs().max()) / last or 1.0, -last, last)
         rows = [[found.rows(x) for x in batches] for batches in (exact[0], raw[0])]
-        picked = [_first_images(batches)[:, _sample_indices(rows[0][0].shape[1], TOKENS)] for batches in rows]
+        picked = [_first_images(batches)[:, sample_indices(rows[0][0].shape[1], TOKENS)] for batches in rows]
         correlation = Correlation(F.linear(picked[0], weight, bias))
         pixels = isinstance(node.leaf, layers.Patches)
         inputs = Operand(picked[1], 1 / 255, -255, 255) if pixels else self._operand(node.inputs[0], picked[1])
@@ -195,7 +195,7 @@ class Searcher:
         readers = [other for other in self.graph.nodes if node.name in other.inputs]
         mask = next((other.leaf.mask for other in readers if isinstance(other.leaf, layers.Softmax)), None)
         (q, k), (q_raw, k_raw) = ([_split_windows(x) for x in side] for side in (exact, raw))
-        windows, tokens = _sample_indices(q.shape[1], WINDOWS), _sample_indices(q.shape[3], TOKENS)
+        windows, tokens = sample_indices(q.shape[1], WINDOWS), sample_indices(q.shape[3], TOKENS)
         bias = node.params[0][leaf.index].permute(2, 0, 1)[:, tokens] if isinstance(leaf, layers.BiasedScores) else None
         hidden = None if mask is None else ~mask[windows][:, None][:, :, tokens]
 
@@ -215,7 +215,7 @@ class Searcher:
 
     def _context(self, node: Node, exact: InputBatches, raw: InputBatches) -> None:
         (a, v), (a_raw, v_raw) = ([_split_windows(x) for x in side] for side in (exact, raw))
-        windows, tokens = _sample_indices(a.shape[1], WINDOWS), _sample_indices(a.shape[3], TOKENS)
+        windows, tokens = sample_indices(a.shape[1], WINDOWS), sample_indices(a.shape[3], TOKENS)
         correlation = Correlation(a[:, windows][..., tokens, :] @ v[:, windows])
         self._pair(node, lambda a, v: correlation(a @ v), a_raw[:, windows][..., tokens, :], v_raw[:, windows])
 
@@ -262,7 +262,7 @@ def search_intervals(
     return dataclasses.replace(calibration, sites=searcher.sites, weights=searcher.weights)
 
 
-def _sample_indices(size: int, count: int) -> Tensor:
+def sample_indices(size: int, count: int) -> Tensor:
     """Return at most `count` of 0 .. size-1, sorted, always the same ones.
 
     0 is included: the class token differs from the others, and clipping it would affect the logits directly.

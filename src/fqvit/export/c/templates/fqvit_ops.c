@@ -9,7 +9,7 @@ static int64_t floor_shift(int64_t x, unsigned shift) { return x >= 0 ? x >> shi
 /* floor(x / 2^shift + 1/2), shift 1..62 */
 static int64_t round_shift(int64_t x, unsigned shift) { return floor_shift(x + ((int64_t)1 << (shift - 1)), shift); }
 
-/* floor(acc mult / 2^shift + 1/2) */
+/* floor(acc * mult / 2^shift + 1/2) */
 static int64_t requantize(int32_t acc, int32_t mult, unsigned shift) { return round_shift((int64_t)acc * mult, shift); }
 
 static int32_t clamp(int64_t value, int32_t last) { return value < 0 ? 0 : value > last ? last : (int32_t)value; }
@@ -102,7 +102,7 @@ static int32_t zero_of(const fqvit_zero *zero, uint32_t c)
     return zero->many ? zero->many[c / zero->group] : zero->one;
 }
 
-/* (x - zero) 2^alpha, which has the same scale in all channels */
+/* (x - zero) * 2^alpha, which has the same scale in all channels */
 static int64_t lifted(int32_t x, const fqvit_zero *zero, const uint8_t *alpha, uint32_t c)
 {
     const int64_t value = (int64_t)x - zero_of(zero, c);
@@ -459,7 +459,7 @@ static void context(const fqvit_context_op *op, const uint8_t *a, const uint8_t 
             const int32_t weight = op->levels[a[t]];
             for (uint32_t i = 0; i < count; ++i) {
                 const int32_t part = weight * (fqvit_load(v, op->v, t * op->width + d + i) - op->v_zero);
-                acc[i] = t == 0 ? part : acc[i] + part; /* no `= {0}`: it can become a call of memset */
+                acc[i] = t == 0 ? part : acc[i] + part; /* no `= {0}`: it can become a call to memset */
             }
         }
         for (uint32_t i = 0; i < count; ++i) {

@@ -39,7 +39,7 @@ typedef struct {
 } fqvit_lookup_op;
 void fqvit_lookup(const fqvit_lookup_op *op, const uint8_t *x, uint8_t *y);
 
-/* acc = sum_k x[k] w[o][k] + bias[o], requantize(acc) = round(acc mult[o] / 2^shift[o])
+/* acc = (sum_k x[k] * w[o][k]) + bias[o], requantize(acc) = round(acc * mult[o] / 2^shift[o])
  * FQVIT_CODES: y = clamp(requantize(acc) + y_zero), FQVIT_ACC: y = acc, FQVIT_INTEGERS: y = requantize(acc) */
 enum { FQVIT_CODES, FQVIT_ACC, FQVIT_INTEGERS };
 typedef struct {
@@ -49,7 +49,7 @@ typedef struct {
     const int8_t *w;       /* [outputs][inputs], or NULL: use `packed` */
     const uint8_t *packed; /* weights of `width` bits, low bits first; each row starts at a byte */
     uint32_t width;
-    const uint8_t *exponent; /* 4 bits per group, two per byte: its weights are multiplied by 2^exponent; or NULL */
+    const uint8_t *exponent; /* 4 bits per group, two groups per byte: weight = code * 2^exponent; or NULL */
     uint32_t group;          /* weights per group */
     const int32_t *bias, *mult;
     const uint8_t *shift;
@@ -72,7 +72,8 @@ typedef struct {
 } fqvit_layernorm_op;
 void fqvit_layernorm(const fqvit_layernorm_op *op, const uint8_t *x, uint8_t *y);
 
-/* y = clamp(round(sum of both terms / 2^(shift + y_alpha[c])) + y_zero), term = (x - zero) 2^alpha[c] mult[c] */
+/* y = clamp(round((sum of both terms) / 2^(shift + y_alpha[c])) + y_zero),
+ * where term = (x - zero) * 2^alpha[c] * mult[c] */
 typedef struct {
     fqvit_type type;
     const void *constant; /* [rows][C], or NULL: the term is a buffer */
@@ -112,7 +113,7 @@ typedef struct {
 } fqvit_max_op;
 void fqvit_max(const fqvit_max_op *op, const uint8_t *x, uint8_t *y);
 
-/* y = clamp(requantize((a - a_zero) (b - b_zero)) + y_zero) */
+/* y = clamp(requantize((a - a_zero) * (b - b_zero)) + y_zero) */
 typedef struct {
     fqvit_type a, b, y;
     uint32_t channels;
@@ -122,7 +123,7 @@ typedef struct {
 } fqvit_multiply_op;
 void fqvit_multiply(const fqvit_multiply_op *op, const uint8_t *a, const uint8_t *b, uint8_t *y);
 
-/* y[c] = clamp(requantize((x[c] - zero) table[0][t][p] + (x[c - p + partner[p]] - zero) table[1][t][p]) + y_zero),
+/* y[c] = clamp(requantize((x[c] - zero) * table[0][t][p] + (x[c - p + partner[p]] - zero) * table[1][t][p]) + y_zero),
  * where p = c % period and t = row % tokens */
 typedef struct {
     fqvit_type x, y;
@@ -135,8 +136,8 @@ typedef struct {
 } fqvit_rotary_op;
 void fqvit_rotary(const fqvit_rotary_op *op, const uint8_t *x, uint8_t *y, uint32_t row);
 
-/* y[c] = clamp(requantize(sum_k x[index[row][k]][c] w[k][c] + bias[c]) + y_zero), fill for index -1. x is the whole
- * buffer. */
+/* y[c] = clamp(requantize((sum_k x[index[row][k]][c] * w[k][c]) + bias[c]) + y_zero). Index -1 stands for `fill`.
+ * x is the whole buffer. */
 typedef struct {
     fqvit_type x, y;
     uint32_t channels, taps;
@@ -170,7 +171,7 @@ void fqvit_permute(const fqvit_permute_op *op, const uint8_t *x, uint8_t *y, uin
 void fqvit_copy_constant(const void *x, fqvit_type type, uint32_t count, uint8_t *y);
 void fqvit_copy(const uint8_t *x, uint32_t bytes, uint8_t *y);
 
-/* y[n] = clamp(requantize(sum_k (a[k] - a_zero) (b - b_zero) + bias[index[m][n]][h]) + y_zero) */
+/* y[n] = clamp(requantize((sum_k (a[k] - a_zero) * (b - b_zero)) + bias[index[m][n]][h]) + y_zero) */
 typedef struct {
     fqvit_type a, b, y;
     uint32_t rows, columns, inner, heads; /* M per head, N, K, H */
@@ -193,7 +194,7 @@ typedef struct {
     const void *table;     /* int32_t exponentials; uint8_t codes for row_codes */
     uint32_t length;       /* entries of the table; larger distances use the last one */
     const uint8_t *region; /* [windows][T] or NULL */
-    uint32_t window_rows;  /* rows per window, H T */
+    uint32_t window_rows;  /* rows per window, H * T */
     int64_t mult;
     uint8_t shift;
     int32_t last;
@@ -202,8 +203,8 @@ void fqvit_log_softmax(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y,
 void fqvit_softmax(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y, uint32_t row);
 void fqvit_row_codes(const fqvit_softmax_op *op, const uint8_t *x, uint8_t *y, uint32_t row);
 
-/* y[d] = clamp(round(sum_t level[a[t]] (v[t][d] - v_zero) M / 2^shift) + y_zero): M = mult for shift_matmul,
- * M = round(mult largest / sum_t level[a[t]]) for attend. v is V of the head of this row. */
+/* y[d] = clamp(round((sum_t levels[a[t]] * (v[t][d] - v_zero)) * M / 2^shift) + y_zero): M = mult for shift_matmul,
+ * M = round(mult * largest / sum_t levels[a[t]]) for attend. v is V of the head of this row. */
 typedef struct {
     fqvit_type v, y;
     uint32_t tokens, width;

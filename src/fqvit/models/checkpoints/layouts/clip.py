@@ -53,7 +53,7 @@ def from_openai(tensors: dict[str, Tensor], label: str) -> Renamed:
     """Rename the keys visual.* of OpenAI's CLIP and of OpenCLIP, or those of the vision tower itself (conv1, ...)."""
     dropped = TEXT if any(key.startswith("visual.") for key in tensors) else r"^$"
     found = rename(tensors, OPENAI, f"{dropped}|{BUFFERS}", label)
-    found.change("head.weight", lambda w: w.T)  # features @ proj
+    found.change("head.weight", lambda w: w.T)  # OpenAI computes features @ proj, a Linear computes features @ weight.T
     _with_batch_axis(found)
     return found
 

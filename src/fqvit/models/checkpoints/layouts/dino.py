@@ -1,6 +1,7 @@
 """DINOv2 and DINOv3: the layouts of the original releases and of Hugging Face.
 
-With registers, the position of the class token is added to it, because timm's models have positions for patches only.
+In models with registers, the position embedding of the class token is added to the class token, because timm's models have
+position embeddings for patches only.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def from_hugging_face_v3(tensors: dict[str, Tensor], label: str) -> Renamed:
 
 
 def _fold_class_position(found: Renamed) -> None:
-    """With registers: add the first position to the class token, and keep the positions of the patches."""
+    """With registers: add the first position embedding to the class token, and keep only those of the patches."""
     token, positions = found.tensors.get("cls_token"), found.tensors.get("pos_embed")
     if "reg_token" not in found.tensors or token is None or positions is None:
         return

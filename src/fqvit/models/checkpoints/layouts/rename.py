@@ -26,7 +26,7 @@ class Renamed:
         self.tensors[name], self.origin[name] = value, old
 
     def change(self, name: str, function: Callable[[Tensor], Tensor]) -> None:
-        """Replace a tensor, if there is one of this name."""
+        """Apply a function to the tensor of this name, if there is one."""
         if name in self.tensors:
             self.tensors[name] = function(self.tensors[name])
 
@@ -72,5 +72,5 @@ def join_qkv(found: Renamed, label: str) -> None:
         if thirds[0].ndim == 0:
             raise FqvitError(f"{label}: '{old}' is a single number, expected a matrix or a vector. The file is damaged.")
         if len({third.shape for third in thirds}) > 1:
-            raise FqvitError(f"{label}: '{old}' differs in shape from that of K or V. Download the checkpoint again.")
+            raise FqvitError(f"{label}: the shape of '{old}' differs from that of k or v. Download the checkpoint again.")
         found.add(f"{match[1]}.qkv.{match[2]}", torch.cat(thirds), old)
