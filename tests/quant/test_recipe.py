@@ -89,7 +89,7 @@ def test_the_named_recipes_keep_the_values_that_were_measured() -> None:
         "w4a4": 4,
         "fast": 7,
     }
-    assert {name: r.weight_group for name, r in RECIPES.items() if r.weight_group} == {"w4": 16, "w4a4": 16, "auto": 16}
+    assert {name: r.weight_group for name, r in RECIPES.items() if r.weight_group} == {"w4": 8, "w4a4": 16, "auto": 16}
     assert {name: r.k for name, r in RECIPES.items() if r.k != 3} == dict.fromkeys(OURS, 4)
     assert RECIPES["auto"].max_loss == 0.5 and RECIPES["ema"].momentum == 0.01 and RECIPES["percentile"].quantile == 0.99999
 
