@@ -1,5 +1,5 @@
 # Targets for everybody:   demo, test, check, docs, clean
-# For developers:          lint, bench, detector, library, wasm, web, pythons, oldest
+# For developers:          lint, bench, detector, library, wasm, wasm-tests, web, pythons, oldest
 # Robustness:              nightly = nightly-tests, sanitize, fuzz, fuzz-files, faults, soak, mutants, oldest
 # Most targets create .venv and install what they need there, once. pythons and oldest have environments of their own in build/; library
 # needs CMake and a C++ compiler.
@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PARALLEL := -n auto --dist worksteal
 
 .PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-loader fuzz-readers fuzz-files fuzz-wasm faults soak \
-  mutants pythons oldest oracles library wasm web clean
+  mutants pythons oldest oracles library wasm wasm-tests web clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -185,6 +185,10 @@ library:
 # Build the WebAssembly modules of the engine, build/wasm/fqvit-*.wasm (docs/explanation/webassembly.md), with Zig from PyPI.
 wasm: .venv/.wasm
 	$(BIN)/python native/wasm/build.py -o build/wasm
+
+# Also compile programs of native/test to WebAssembly, which tests/wasm runs in node.
+wasm-tests: .venv/.wasm
+	$(BIN)/python native/wasm/build.py -o build/wasm --tests
 
 .venv/.wasm: native/wasm/requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

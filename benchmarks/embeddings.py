@@ -111,7 +111,7 @@ def main() -> None:
     torch.set_num_threads(1)
     name, weights = MODELS[arguments.model]
     model = load_model(name, arguments.data / "weights" / weights, size=224)
-    calib, val = (_images(arguments.data, part, model, arguments.work) for part in ("calib", "val"))
+    calib, val = (image_arrays(arguments.data, part, model, arguments.work) for part in ("calib", "val"))
     classes = np.arange(arguments.queries) * len(val) // arguments.queries
     val = np.ascontiguousarray(val[classes])
     work = arguments.work / f"{arguments.model}-{len(val)}"
@@ -227,7 +227,7 @@ def neighbours(queries: Floats, gallery: Floats) -> NDArray[np.int64]:
     return (normal[0] @ normal[1].T).argmax(1).numpy()
 
 
-def _images(data: Path, part: str, model: FloatModel, work: Path) -> Images:
+def image_arrays(data: Path, part: str, model: FloatModel, work: Path) -> Images:
     """Return all images of a part, preprocessed, in the order of their paths."""
     path = work / f"{part}.npy"
     if not path.exists():

@@ -1,9 +1,11 @@
 """Reproduce the paper's tables on DeiT-Tiny and ViT-Tiny: write results/table.csv, ablation.csv and sweep_k.csv.
 
     .venv/bin/python benchmarks/paper.py --data-root ROOT [--cache DIR] [--only table,ablate,sweep-k]
+    .venv/bin/python benchmarks/paper.py --data-root ROOT --only table --models deit_tiny --methods w6a6,w4a4
 
 ROOT has weights/*.safetensors, imagenet/calib and imagenet/val. Runs `fqvit table`, `ablate` and `sweep-k`, which cache
-finished cells, so that a restarted run continues where it was interrupted. Machine and commit are added to every row.
+finished cells, so that a restarted run continues where it was interrupted. Machine and commit are added to every row. Rows of
+models and methods that were not measured are kept.
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ from pathlib import Path
 
 from version import commit
 
-METHODS = "minmax,ema,percentile,omse,partial,bit-split,ptq-vit,fq-vit-8,fq-vit,fq-vit-original,fqvit@8/8/8,fqvit,fast,w4"
-MODELS = ("deit_tiny", "vit_tiny")
+LATER = ",".join(f"{name}@{bits}" for name in ("ptq4vit", "repq-vit") for bits in ("8/8/8", "6/6/6", "4/4/4"))
+METHODS = (
+    f"minmax,ema,percentile,omse,partial,bit-split,ptq-vit,{LATER},"
+    "fq-vit-8,fq-vit,fq-vit-original,fqvit@8/8/8,fqvit,fast,w6a6,w4,w4a4"
+)
+MODELS = "deit_tiny,vit_tiny"
 RESULTS = Path(__file__).parent / "results"
 FILES = {"table": "table.csv", "ablate": "ablation.csv", "sweep-k": "sweep_k.csv"}
 
@@ -30,24 +36,35 @@ def main() -> None:
     parser.add_argument("--data-root", required=True, type=Path)
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--only", default="table,ablate,sweep-k")
+    parser.add_argument("--models", default=MODELS)
+    parser.add_argument("--methods", default=METHODS, help="of the table")
     given = parser.parse_args()
     root: Path = given.data_root
-    models = ",".join(f"{name}={root / 'weights' / f'{name}_patch16_224.safetensors'}" for name in MODELS)
+    models = ",".join(f"{name}={root / 'weights' / f'{name}_patch16_224.safetensors'}" for name in given.models.split(","))
     common = ["--models", models, "--calib", root / "imagenet" / "calib", "--data", root / "imagenet" / "val"]
     if given.cache is not None:
         common += ["--cache", given.cache]
     for command in given.only.split(","):
-        own = ["--methods", METHODS] if command == "table" else []
+        own = ["--methods", given.methods] if command == "table" else []
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "rows.csv"
             subprocess.run([sys.executable, "-m", "fqvit", command, *map(str, common), *own, "-o", str(out)], check=True)
             rows = list(csv.DictReader(io.StringIO(out.read_text(encoding="utf-8"))))
         for row in rows:
             row |= {"machine": platform.machine(), "commit": commit()}
-        with (RESULTS / FILES[command]).open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write(RESULTS / FILES[command], rows)
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> None:
+    """Write measured rows, in the place of older rows of the same model and method, or else after the rows of their model."""
+    with path.open(newline="") as file:
+        kept = list(csv.DictReader(file))
+    models = list(dict.fromkeys(row["model"] for row in [*kept, *rows]))
+    merged = {(row["model"], row["method"]): row for row in [*kept, *rows]}
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row for model in models for (name, _), row in merged.items() if name == model)
 
 
 if __name__ == "__main__":

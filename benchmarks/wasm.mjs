@@ -15,7 +15,7 @@ ort.env.logLevel = "error";
 const SIDE = 224;
 const peers = {};
 for (const variant of ["simd128", "scalar"]) {
-  const module = new Module(path.join(modules, `fqvit-${variant}.wasm`));
+  const module = await Module.open(path.join(modules, `fqvit-${variant}.wasm`));
   const model = module.load("model", fs.readFileSync(path.join(folder, "model.fqvit")));
   const image = new Uint8Array(SIDE * SIDE * 3).map((_, i) => (i * 7919) % 251);
   peers[`fqvit ${variant}`] = () => module.runAll(model, image, 1);

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-folder = Path(sys.argv[1])
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "")
+if not (folder / "manifest.json").is_file():
+    sys.exit("usage: python examples/golden.py FOLDER, a folder written by `fqvit export FILE.fqvit --to vectors -o FOLDER`")
 manifest = json.loads((folder / "manifest.json").read_text())
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import fqvit
 
+if len(sys.argv) < 4:
+    sys.exit("usage: python examples/knn.py FILE.fqvit GALLERY IMAGE..., where GALLERY has one sub-folder per class")
 file, gallery, *paths = sys.argv[1:]
 examples = sorted(path for path in Path(gallery).glob("*/*") if path.suffix.lower() in {".jpg", ".jpeg", ".png", ".webp"})
 try:

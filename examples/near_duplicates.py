@@ -11,6 +11,8 @@ from pathlib import Path
 
 import fqvit
 
+if len(sys.argv) < 3:
+    sys.exit("usage: python examples/near_duplicates.py FILE.fqvit FOLDER [MIN_COSINE]")
 file, folder, min_cosine = [*sys.argv[1:], "0.98"][:3]
 paths = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png", ".webp"})
 try:

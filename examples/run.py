@@ -6,6 +6,8 @@ import sys
 
 import fqvit
 
+if len(sys.argv) < 3:
+    sys.exit("usage: python examples/run.py FILE.fqvit IMAGE...")
 file, *paths = sys.argv[1:]
 try:
     for path, scores in zip(paths, fqvit.load(file).classify(paths)):

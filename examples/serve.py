@@ -56,4 +56,6 @@ def server(file: str, port: int) -> ThreadingHTTPServer:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python examples/serve.py FILE.fqvit [PORT]")
     server(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 8000).serve_forever()

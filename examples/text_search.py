@@ -13,6 +13,8 @@ import fqvit
 from fqvit.inference.search import index_of
 from fqvit.inference.zero_shot import MIDDLE, read_text
 
+if len(sys.argv) < 3:
+    sys.exit("usage: python examples/text_search.py IMAGES.safetensors TEXT.npz")
 try:
     images, texts = fqvit.Embeddings.load(sys.argv[1]), read_text(sys.argv[2])
     found = index_of(images).search(texts.codes, MIDDLE, count=5)

@@ -31,7 +31,7 @@ def check_programs() -> None:
             outputs[isa] = fqvit.Engine(file, isa=isa).run(expected["images"])
         for name, output in outputs.items():
             if not np.array_equal(output, expected["output"]):
-                sys.exit(f"{file.name}: {name} returned other integers, expected those in {file.stem}.npz.")
+                sys.exit(f"{file.name}: {name} returned different integers, expected those in {file.stem}.npz.")
         print(f"{file.name}: integers match ({', '.join(outputs)})")
 
 
@@ -44,7 +44,7 @@ def check_detectors() -> None:
             found = detector.detect(program.prepare(Image.fromarray(image)))
             for part in ("boxes", "scores", "labels", "probabilities"):
                 if not np.array_equal(getattr(found, part), expected[f"{part}{i}"]):
-                    sys.exit(f"{file.name}: the detector returned other {part}, expected those in {file.stem}.npz.")
+                    sys.exit(f"{file.name}: the detector returned different {part}, expected those in {file.stem}.npz.")
         print(f"{file.name}: boxes, scores, labels and masks match")
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     check_programs()
     check_detectors()
     if "torch" in sys.modules:
-        sys.exit("torch: running a program imported it, expected no import of torch.")
+        sys.exit("torch: imported while programs ran, expected that running a program does not import torch.")
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ def main() -> None:
     print(table(head, rows))
     print(
         f"""
-1,000 Fashion-MNIST test images each. Agreement: images for which both predict the same class. Times are per image on one core,
-in batches of {BATCH}: float with torch, integer with the native engine ({instruction_sets()[0]}). Every logit of the engine
-equals that of the reference interpreter.
+1,000 Fashion-MNIST test images each. Agreement: images for which both models predict the same class. Times are per image on
+one core, in batches of {BATCH}: float with torch, integer with the native engine ({instruction_sets()[0]}). Every logit of the
+engine equals that of the reference interpreter.
 The integer programs are in {FOLDER}. To inspect one: .venv/bin/fqvit inspect {FOLDER / MODELS[0]}.fqvit
 Done in {time.perf_counter() - start:.0f} s."""
     )

@@ -1,13 +1,13 @@
-"""Kill or stop commands, or kill one of their workers, at random moments: `make faults`.
+"""Fault injection: kill or stop commands, or kill one of their workers, at random moments (`make faults`).
 
     python scripts/faults.py kill --times 100      # SIGKILL
     python scripts/faults.py stop --times 8        # SIGINT and SIGTERM
     python scripts/faults.py lose --times 8        # SIGKILL to one worker
 
-After a kill, the output is either the complete old one or the complete new one, unfinished files have other names, and the
-next run gives the same result as an undisturbed run. After a signal, the exit code is 128 + signal, the terminal is clean, and
-no unfinished file or process is left. After a worker dies, the others end soon with a one-line error. See
-tests/robustness/faults.
+After a kill, the output file is either the complete old one or the complete new one, an unfinished file never has the name of
+the output, and the next run gives the same result as an undisturbed run. After a signal, the exit code is 128 + signal, the
+terminal is clean, and no unfinished file or process is left. After a worker dies, the other workers end soon with a one-line
+error. See tests/robustness/faults.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.robustness.faults import jobs, lost_workers, signals
 
 
 def kill(names: list[str], times: int, seed: int) -> bool:
-    """Kill each command many times. Returns whether no fault was found."""
+    """Kill each command many times. Returns True if no fault was found."""
     from tests.robustness.faults import kills
 
     kills.warm_up()
@@ -59,7 +59,7 @@ def _in_child_process(work: object) -> None:
 
 
 def stop(names: list[str], times: int, seed: int) -> bool:
-    """Send SIGINT and SIGTERM to each command many times. Returns whether no fault was found."""
+    """Send SIGINT and SIGTERM to each command many times. Returns True if no fault was found."""
     no_faults = True
     with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as folder:
         _in_child_process(lambda: jobs.prepare(Path(folder), names))
@@ -79,7 +79,7 @@ def stop(names: list[str], times: int, seed: int) -> bool:
 
 
 def lose(names: list[str], times: int, seed: int) -> bool:
-    """Kill one worker of each distributed command many times. Returns whether no fault was found."""
+    """Kill one worker of each distributed command many times. Returns True if no fault was found."""
     no_faults = True
     with tempfile.TemporaryDirectory(prefix="fqvit-faults-") as folder:
         _in_child_process(lambda: jobs.prepare(Path(folder), names))

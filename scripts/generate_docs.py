@@ -25,7 +25,7 @@ REFERENCE = ROOT / "docs" / "reference"
 
 # Every package, in the order in which data flows through them (docs/architecture.md).
 PACKAGES = ("data", "models", "frontend", "quant", "lowering", "ir", "runtime", "export", "detect", "inference", "evaluate",
-            "bench", "report", "web", "study", "integrations", "cli", "distributed", "system")  # fmt: skip
+            "bench", "report", "web", "serve", "study", "integrations", "cli", "distributed", "system")  # fmt: skip
 NATIVE = ("include", "capi", "ir", "core", "image", "ops", "kernels", "detect", "tools", "python")
 C_HEADER = ROOT / "native" / "include" / "fqvit.h"
 

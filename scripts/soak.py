@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 FOUND = ("boxes", "scores", "labels", "probabilities")
 EVERY = 0.5  # seconds between samples of memory use
-WARM = 0.2  # share of the run that does not count towards growth, because caches and allocators still fill
+WARM = 0.2  # share of the run that does not count towards growth, because caches and allocators are still filling
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -103,7 +103,7 @@ class Case:
 
 
 def invalid(program: Program) -> list[Program]:
-    """Return programs that the engine must reject after it has built a part of them."""
+    """Return programs whose error the engine finds only after it has built a part of them."""
     ops = list(program.ops)
     last = max(i for i, op in enumerate(ops) if isinstance(op, Linear))
     wide = [*ops[:last], msgspec.structs.replace(ops[last], out="codes", bits=99), *ops[last + 1 :]]
@@ -196,7 +196,7 @@ class Load:
 
 
 def memory() -> int:
-    """Return the resident bytes of this process; 0 if the system does not report them."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
     except OSError:

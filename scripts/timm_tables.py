@@ -4,9 +4,9 @@ Needs timm; the package itself does not. Run it again after an update of timm:
 
     python scripts/timm_tables.py
 
-timm_models.csv has one row per name: the family, its config (fields that differ from the defaults), or the feature that
-fqvit's own modules do not support; for names of modules other than MODULES, the name of timm's module. timm_tags.csv has the
-preprocessing per name and tag; the first tag of a name is timm's default.
+timm_models.csv has one row per model name: the family and the config (fields that differ from the defaults); for an unsupported
+model, the feature that fqvit's own modules do not support; for a model of a timm module that is not in MODULES, the name of
+that module. timm_tags.csv has the preprocessing per name and tag; the first tag of a name is timm's default.
 See also: src/fqvit/models/architectures.py (reads both), tests/models/test_architectures.py (compares them with timm).
 """
 

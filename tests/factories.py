@@ -1,6 +1,6 @@
-"""Make small random float models and random images for tests, and compare arrays with a report of the first difference.
+"""Make small random float models and random images for tests, and compare arrays, reporting the first difference.
 
-Models and images are made from a seed. Only `embedded_program` reads files, those in the package.
+Models and images are made from a seed. Only `embedded_program` reads files: the model and the images in the package.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ GROUPED = Recipe(name="grouped", weight_bits=4, weight_group=16)
 
 
 def float_model(kind: str, seed: int = 0, classes: tuple[str, ...] | None = None) -> FloatModel:
-    """Make a model of a kind in MODELS with random weights, large enough for every site to use many codes."""
+    """Make a model of a kind in MODELS with random weights that are large enough for every site to use many codes."""
     config = VITS.get(kind) or SWINS[kind]
     return model_of(config, kind, seed, classes)
 
@@ -97,7 +97,7 @@ def calibration_of(model: FloatModel, recipe: str | Recipe = "fq-vit", count: in
     """Calibrate a model on `count` random images."""
     plan = load_recipe(recipe) if isinstance(recipe, str) else recipe
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of `features`
+        warnings.simplefilter("ignore", DeprecationWarning)  # from the deprecated argument `features`
         return calibrate(model, [images_for(model.preprocess, count, 7)], plan, **options)
 
 
@@ -118,7 +118,7 @@ def buffers_of(program: Program, images: NDArray[np.uint8], library: Any = "nump
 def assert_same(a: Any, b: Any, name: str) -> None:
     """Assert equal integers; the message has the first differing buffer, its index, both values and the count."""
     if isinstance(a, Mapping):
-        assert list(a) == list(b), f"{name}: buffers {sorted(set(a) ^ set(b))} are on one side only"
+        assert list(a) == list(b), f"{name}: buffers {sorted(set(a) ^ set(b))} exist on one side only"
         for key in a:
             assert_same(a[key], b[key], f"{name} {key}")
         return

@@ -1,7 +1,8 @@
 """Compute the training losses of a detector: match anchors and boxes with the ground truth and sample them.
 
-The values follow mmdetection's configurations for Swin: anchors are matched at IoU 0.7 / 0.3, boxes at 0.5 (0.6 and 0.7 in the
-later stages of a cascade); cross entropy for classes, L1 for deltas. Matching and encoding run in numpy, with fqvit.detect.
+The values follow mmdetection's configurations for Swin: anchors are positive from IoU 0.7 and negative below 0.3, boxes are
+positive from IoU 0.5 (0.6 and 0.7 in the later stages of a cascade). The losses are cross entropy for classes and L1 for
+deltas. Matching and encoding run in numpy, with fqvit.detect.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 | name | what it has |
 |---|---|
-| rotary | rotary positions, SwiGLU, RMS norm, mean pooling |
+| rotary | rotary position embeddings, SwiGLU, RMS norm, mean pooling |
 | registers | class token and registers, LayerNorm of queries and keys per head, LayerScale |
 | cosine | cosine attention with clipped scale, norms after the branches, shifted windows, position bias from a small MLP |
 | hybrid | depthwise and pointwise convolutions with batch norm, squeeze-and-excite, pooling, then attention |
@@ -25,7 +25,7 @@ SIDE, CLASSES = 28, 10
 
 
 def sine_positions(side: int, width: int) -> Tensor:
-    """Return [side^2, width]: sines and cosines of row and column, wavelengths 28 to 2.8 patches."""
+    """Return [side^2, width]: sines and cosines of row and column, with wavelengths of 28 to 2.8 patches."""
     frequency = torch.logspace(0, 1, width // 4) * math.pi / 14
     position = torch.arange(side * side)
     row, column = (position // side)[:, None] * frequency, (position % side)[:, None] * frequency
@@ -42,11 +42,11 @@ class Mlp(nn.Module):
         return self.fc2(F.gelu(self.fc1(x)))
 
 
-# Rotary positions, SwiGLU, RMS norm
+# Rotary position embeddings, SwiGLU, RMS norm
 
 
 def rotary_tables(side: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [side^2, width]: one half of the channels turns with the row, the other with the column."""
+    """Return cosines and sines [side^2, width] of angles: half of them are proportional to the row, half to the column."""
     frequency = 10.0 ** -torch.linspace(0, 1, width // 4)
     position = torch.arange(side * side)
     angles = [(p[:, None] * frequency).repeat_interleave(2, 1) for p in (position // side, position % side)]
@@ -55,7 +55,7 @@ def rotary_tables(side: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair of neighbouring channels by its angle."""
+    """Rotate each pair of neighbouring channels by its angle."""
     turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
     return x * cos + turned * sin
 
@@ -103,7 +103,7 @@ class RotaryBlock(nn.Module):
 
 
 class RotaryViT(nn.Module):
-    """Patches of 4 pixels. The rotations are the only positions."""
+    """Patches of 4 pixels. The rotary embedding is the only position information."""
 
     def __init__(self, width: int = 64, heads: int = 4, depth: int = 3) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class RegisterBlock(nn.Module):
 
 
 class RegisterViT(nn.Module):
-    """Patches of 4 pixels, a class token and four registers without positions."""
+    """Patches of 4 pixels, a class token and four registers; only the patches have position embeddings."""
 
     def __init__(self, width: int = 64, heads: int = 4, depth: int = 3, registers: int = 4) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class RegisterViT(nn.Module):
 
 
 class CosineAttention(nn.Module):
-    """Attention within windows [N, T, C]: cosines of queries and keys, times a clipped factor per head, plus position bias."""
+    """Attention in windows [N, T, C]: cosine similarity of Q and K, times a clipped factor per head, plus position bias."""
 
     def __init__(self, width: int, heads: int, window: int) -> None:
         super().__init__()
@@ -223,14 +223,14 @@ class CosineAttention(nn.Module):
 
 
 def to_windows(x: Tensor, window: int) -> Tensor:
-    """[N, H, W, C] -> [N windows, window^2, C]"""
+    """[N, H, W, C] -> [N * windows, window^2, C]"""
     n, height, width, c = x.shape
     x = x.view(n, height // window, window, width // window, window, c)
     return x.transpose(2, 3).reshape(-1, window * window, c)
 
 
 def from_windows(x: Tensor, window: int, side: int) -> Tensor:
-    """[N windows, window^2, C] -> [N, side, side, C]"""
+    """[N * windows, window^2, C] -> [N, side, side, C]"""
     count = side // window
     x = x.view(-1, count, count, window, window, x.shape[-1])
     return x.transpose(2, 3).reshape(-1, side, side, x.shape[-1])

@@ -24,7 +24,7 @@ SIDE = 128
 SMALLEST, LARGEST = 16.0, 72.0  # sizes of shapes in pixels, uniform in their logarithm
 MAX_SHAPES = 7
 MIN_VISIBLE = 0.5  # visible fraction of a shape; a new shape that would leave less of another one visible is not drawn
-MIN_PIXELS = 24  # area of a new shape inside the image
+MIN_PIXELS = 24  # minimum area of a new shape inside the image
 # The first number of a seed says what the images are for.
 TRAIN_SPLIT, VAL_SPLIT, ON_THE_FLY = 1, 2, 3
 

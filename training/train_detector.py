@@ -43,8 +43,8 @@ from fqvit.models.maps import Conv2d, Deconv
 from fqvit.models.swin import WindowAttention
 from fqvit.system.files import replacing
 
-# Shapes are 16 to 72 pixels large. Square anchors have sides of 16, 32, 64, ... pixels; RoIs from 28 pixels on use the second
-# level, from 56 pixels on the third.
+# Shapes are 16 to 72 pixels large. Square anchors have sides of 16, 32, 64, ... pixels; RoIs of at least 28 pixels use the
+# second level, RoIs of at least 56 pixels the third.
 SETTINGS = DetectSettings(
     short=SIDE, long=SIDE, anchor_scale=4.0, finest=14.0, proposals_a_level=200, proposals=200, classes=CLASSES
 )
@@ -78,7 +78,7 @@ PLANS = {
 
 
 def build(config: DetectorConfig, seed: int) -> Detector:
-    """Return an untrained detector, initialized for a short training.
+    """Return an untrained detector, initialized for a short training run.
 
     Weights have standard deviations of gain / sqrt(inputs), attention prefers close positions, and outputs are small.
     """
@@ -132,7 +132,7 @@ def optimisers(detector: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
 
 
 def rate_factor(step: int, plan: Plan) -> float:
-    """Return the factor of the learning rates at a step: a linear warm-up, then a cosine to 0."""
+    """Return the factor of the learning rates at a step: a linear warm-up, then cosine decay to 0."""
     done = max(step - plan.warm_up, 0) / max(plan.steps - plan.warm_up, 1)
     return min((step + 1) / plan.warm_up, 0.5 + 0.5 * math.cos(math.pi * done))
 
@@ -194,7 +194,7 @@ def train_step(
     step: int,
     seed: int,
 ) -> dict[str, float]:
-    """Take one optimizer step and update the moving average of the weights; returns the losses by name."""
+    """Take one optimizer step and update the moving average of the weights. Return the losses by name."""
     images = torch.from_numpy(np.stack([normalise_and_pad(one.pixels, settings) for one in scenes]))
     rng = np.random.default_rng((seed, step))
     losses = detector_losses(detector, images, scenes, settings, rng, plan.boxes_per_image, plan.masks_per_image)

@@ -17,11 +17,11 @@ from torch import nn
 from train_fmnist import DEBIAN_FOLDER, Muon, Plan, train
 
 PLAN = Plan(epochs=4, cooldown=3, matrix_rate=0.008, other_rate=2e-3, images=14_000)
-FIRST = ("patch_embed", "stem", "cpb_mlp")  # layers that Adam trains, like the last one
+FIRST = ("patch_embed", "stem", "cpb_mlp")  # Adam trains these layers and the last one
 
 
 def initialise(model: nn.Module) -> None:
-    """Draw weights with std 1 / sqrt(inputs), less at the end of a branch; keys start equal to queries."""
+    """Draw weights with std 1 / sqrt(inputs), smaller at the end of a branch. Key weights start equal to query weights."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and "cpb_mlp" not in name:
             gain = 1 / 3 if name.endswith(("proj", "fc2", "w3")) else 1.0

@@ -38,7 +38,7 @@ class Plan:
     matrix_rate: float = 0.004  # learning rate of Muon; 0.02 is too noisy with small batches
     other_rate: float = 1e-3  # learning rate of Adam
     batch: int = 64
-    images: int | None = None  # training images per epoch, drawn anew for each; None: all
+    images: int | None = None  # training images per epoch, drawn anew for each epoch; None: all
     smoothing: float = 0.1  # label smoothing
     attention_dropout: float = 0.0  # also makes the model robust against coarsely quantized attention
 
@@ -47,10 +47,10 @@ PLANS = {"fmnist_vit": Plan(epochs=13, cooldown=10, attention_dropout=0.2), "fmn
 
 
 def build(name: str) -> nn.Module:
-    """Build the untrained model, initialized for a short training.
+    """Build the untrained model, initialized for a short training run.
 
-    The default std of 0.02 suits wide models; narrow ones learn faster from 1 / sqrt(inputs) and from meaningful positions:
-    sines and cosines in the ViT, a bias towards close positions in the Swin.
+    The default std of 0.02 suits wide models; narrow ones learn faster with a std of 1 / sqrt(inputs) and with meaningful
+    initial positions: position embeddings of sines and cosines in the ViT, a bias towards close positions in the Swin.
     """
     model = ViT(FMNIST_VIT_CONFIG) if name == "fmnist_vit" else Swin(FMNIST_SWIN_CONFIG)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def position_waves(side: int, width: int) -> Tensor:
 
 
 def distance_bias(window: int, heads: int) -> Tensor:
-    """Return the relative position bias [(2 window - 1)^2, heads]: minus the distance, halved from head to head."""
+    """Return the relative position bias [(2 * window - 1)^2, heads]: minus the distance, halved from one head to the next."""
     offset = torch.arange(1.0 - window, window)
     distance = torch.hypot(offset[:, None], offset[None, :]).flatten()
     return -distance[:, None] * 0.5 ** torch.arange(heads)
@@ -145,7 +145,7 @@ def augment(images: Tensor, random: torch.Generator) -> Tensor:
 
 
 def optimisers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
-    """Use Muon for the inner matrices and Adam for the rest: first and last layer, biases, norms, positions, tables."""
+    """Use Muon for inner matrices, Adam for the rest: first and last layer, biases, norms, position embeddings and biases."""
     matrices = [m.weight for m in model.modules() if isinstance(m, Linear) and m.role != "logits"]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]

@@ -1,6 +1,6 @@
 // Build the npm package into package/dist and the page into one file: node build.mjs [--wasm DIR] [--assets DIR] [--page FILE]
 //
-// --wasm    folder of fqvit-simd128.wasm and fqvit-scalar.wasm (make wasm); default ../build/wasm
+// --wasm    folder of the modules fqvit-*.wasm (make wasm); default ../build/wasm
 // --assets  folder of the embedded model and the samples (scripts/web_assets.py); default ../build/web
 // --page    where to write the page; default ../src/fqvit/assets/web/index.html, from where `fqvit web` copies it
 import { execFileSync } from "node:child_process";
@@ -15,7 +15,7 @@ const HERE = dirname(fileURLToPath(import.meta.url));
 const PACKAGE = join(HERE, "package");
 const DIST = join(PACKAGE, "dist");
 const MODEL = "fmnist_swin.fqvit";
-const SETS = ["simd128", "scalar"];
+const MODULES = ["scalar", "simd128", "relaxed_simd", "simd128-threads", "relaxed_simd-threads"]; // as in package/src/modules.ts
 
 const { values: options } = parseArgs({
   options: {
@@ -34,7 +34,7 @@ function read(folder, name, remedy) {
   return readFileSync(path);
 }
 
-/** Resolve the modules of src/globals.d.ts. */
+/** Resolve the generated modules that package/src/globals.d.ts declares. */
 function generated(modules) {
   return {
     name: "generated",
@@ -65,9 +65,9 @@ async function bundle(entry, settings) {
   return done.outputFiles[0].text;
 }
 
-const wasm = Object.fromEntries(SETS.map((set) => [set, read(options.wasm, `fqvit-${set}.wasm`, "make wasm")]));
+const wasm = Object.fromEntries(MODULES.map((name) => [name, read(options.wasm, `fqvit-${name}.wasm`, "make wasm")]));
 const worker = await bundle("package/src/worker.ts", { format: "iife" });
-const inline = Object.fromEntries(SETS.map((set) => [set, gzipSync(wasm[set], { level: 9 }).toString("base64")]));
+const inline = Object.fromEntries(MODULES.map((name) => [name, gzipSync(wasm[name], { level: 9 }).toString("base64")]));
 const modules = { "worker-script": () => worker, "inline-modules": () => inline };
 
 rmSync(DIST, { recursive: true, force: true });
@@ -76,7 +76,7 @@ for (const [name, platform] of [["browser", "browser"], ["inline", "browser"], [
   const text = await bundle(`package/src/${name}.ts`, { format: "esm", platform, plugins: [generated(modules)] });
   writeFileSync(join(DIST, `${name}.js`), text);
 }
-for (const set of SETS) writeFileSync(join(DIST, `fqvit-${set}.wasm`), wasm[set]);
+for (const name of MODULES) writeFileSync(join(DIST, `fqvit-${name}.wasm`), wasm[name]);
 const tsc = join(HERE, "node_modules/typescript/bin/tsc");
 execFileSync(process.execPath, [tsc, "-p", join(PACKAGE, "tsconfig.json")], { stdio: "inherit" });
 copyFileSync(join(HERE, "../LICENSE"), join(PACKAGE, "LICENSE"));
@@ -96,5 +96,5 @@ mkdirSync(dirname(target), { recursive: true });
 writeFileSync(`${target}.new`, html);
 renameSync(`${target}.new`, target);
 const kilobytes = (text) => `${(Buffer.byteLength(text) / 1000).toFixed(0)} kB (${(gzipSync(text, { level: 9 }).length / 1000).toFixed(0)} kB compressed)`;
-console.log(`package: ${DIST}; modules ${SETS.map((set) => `${set} ${kilobytes(wasm[set])}`).join(", ")}`);
+console.log(`package: ${DIST}; modules ${MODULES.map((name) => `${name} ${kilobytes(wasm[name])}`).join(", ")}`);
 console.log(`page:    ${target}, ${kilobytes(html)}`);

@@ -20,6 +20,9 @@ std::vector<KernelSet> available_kernels() {
         {"neon_i8mm", cpu.neon_i8mm && cpu.neon_dotprod ? gemm_neon_i8mm() : nullptr, kernels_neon_dotprod()},
         {"neon_dotprod", cpu.neon_dotprod ? gemm_neon_dotprod() : nullptr, kernels_neon_dotprod()},
         {"neon", cpu.neon ? gemm_neon() : nullptr, kernels_neon()},
+#if defined(__wasm__)
+        {"relaxed_simd", gemm_relaxed_simd(), kernels_simd128()},
+#endif
         {"simd128", gemm_simd128(), kernels_simd128()},
         {"scalar", gemm_scalar(), kernels_scalar()},
     };

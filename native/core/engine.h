@@ -16,7 +16,7 @@
 namespace fqvit {
 
 // Returns the instruction sets that this build contains and this CPU supports, fastest first:
-// avx512_vnni, avx_vnni, avx2, neon_i8mm, neon_dotprod, neon, scalar.
+// avx512_vnni, avx_vnni, avx2, neon_i8mm, neon_dotprod, neon, relaxed_simd, simd128, scalar.
 std::vector<std::string> instruction_sets();
 
 struct OpTime {

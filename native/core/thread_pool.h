@@ -3,18 +3,18 @@
 // have not noticed the job. Between jobs, workers spin for a moment and then sleep.
 #pragma once
 
-#if defined(__wasm__)
+#if defined(__wasm__) && !defined(__wasm_atomics__)
 #include "core/thread_pool_wasm.h"
 #else
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
+
+#include "core/threads.h"
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <unistd.h>
@@ -27,7 +27,7 @@ public:
     // threads: the number of threads, including the caller's. If the system cannot start that many, the pool uses those
     // that were started.
     explicit ThreadPool(int threads) : state_(std::make_unique<State>()), process_(process()) {
-        std::vector<std::thread>& workers = state_->workers;
+        std::vector<Thread>& workers = state_->workers;
         workers.reserve(static_cast<std::size_t>(threads));
         try {
             for (int i = 1; i < threads; ++i) {
@@ -47,7 +47,7 @@ public:
         state_->stopping.store(true);
         state_->items.store(0);  // a worker that is still looking for chunks must not find any
         state_->start_job();
-        for (std::thread& worker : state_->workers) worker.join();
+        for (Thread& worker : state_->workers) worker.join();
     }
 
     // The number of threads, including the caller's.
@@ -85,9 +85,9 @@ public:
     }
 
 private:
-    static constexpr int SPINS = 2000;  // some 30 microseconds
+    static constexpr int SPINS = 2000 * SPIN_FACTOR;  // some 30 microseconds
     // Between jobs, workers spin, then let other threads run, then sleep.
-    static constexpr int IDLE_SPINS = 1000, IDLE_YIELDS = 50;
+    static constexpr int IDLE_SPINS = 1000 * SPIN_FACTOR, IDLE_YIELDS = 50;
 
     static void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -111,9 +111,9 @@ private:
     struct State {
         using Call = void (*)(const void*, int, std::int64_t, std::int64_t);
 
-        std::vector<std::thread> workers;
-        std::mutex mutex;
-        std::condition_variable wake, done;
+        std::vector<Thread> workers;
+        ThreadMutex mutex;
+        Condition wake, done;
         std::atomic<bool> stopping{false};
         // High half: the number of the job, modulo 2^32. Low half: the number of its next chunk, or CLOSED. Threads
         // take a chunk by compare-and-swap after reading the fields below. If the swap succeeds, the fields that were
@@ -170,7 +170,7 @@ private:
                     if (turns < IDLE_SPINS) {
                         pause();
                     } else if (turns < IDLE_SPINS + IDLE_YIELDS) {
-                        std::this_thread::yield();
+                        yield_thread();
                     } else {
                         std::unique_lock lock(mutex);
                         wake.wait(lock, [&] { return job() != seen; });

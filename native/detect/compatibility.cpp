@@ -62,7 +62,7 @@ std::int64_t check_box_head(const Part& head, std::int64_t channels) {
     require(deltas.size() == 1, "detector: ", head.header->model, ": deltas of shape ", deltas, ", expected a vector");
     const std::int64_t classes = logits[0] - 1;  // the last logit is the background
     require(classes >= 1 && (deltas[0] == 4 || deltas[0] == 4 * classes), "detector: ", head.header->model, ": ",
-            logits[0], " logits and ", deltas[0], " deltas, expected C + 1 logits and 4 or 4 C deltas for C classes");
+            logits[0], " logits and ", deltas[0], " deltas, expected C + 1 logits and 4 or 4 * C deltas for C classes");
     return classes;
 }
 

@@ -20,7 +20,9 @@ public:
         std::error_code error;
         if (!std::filesystem::exists(native, error)) {
             const std::string name = path.substr(path.find_last_of('/') + 1);
-            throw BadFile("no such file. Check the path, or make one with `fqvit quantize -o " + name + "`");
+            const bool named_like_a_program = native.extension() == ".fqvit";
+            throw BadFile("no such file. Check the path" +
+                          (named_like_a_program ? ", or make one with `fqvit quantize -o " + name + "`" : ""));
         }
         // Opening a FIFO would wait for its writer.
         if (!std::filesystem::is_regular_file(native, error)) throw BadFile("not a regular file. Check the path");

@@ -41,7 +41,7 @@ public:
     int rows;     // largest number of rows of a tile
     int columns;  // of a tile and of a panel
 
-    // w: i8 [O, K], row-major; all values -128..127 are allowed.
+    // w: i8 [O, K], row-major; all values -128..127 are allowed, except for relaxed SIMD (gemm_for_weights).
     virtual std::unique_ptr<PackedWeights> pack_weights(const std::int8_t* w, std::int64_t outputs,
                                                         std::int64_t inputs) const = 0;
     // Returns the bytes of a packed block of `rows` activation rows.
@@ -66,5 +66,13 @@ const Gemm* gemm_neon();
 const Gemm* gemm_neon_dotprod();
 const Gemm* gemm_neon_i8mm();
 const Gemm* gemm_simd128();
+const Gemm* gemm_relaxed_simd();  // WebAssembly only; also null if a probe finds its instructions inexact
+
+// Returns the GEMM for these weights: the given one, unless it does not support them. w: `count` weights
+#if defined(__wasm__)
+const Gemm* gemm_for_weights(const Gemm* gemm, const std::int8_t* w, std::int64_t count);
+#else
+inline const Gemm* gemm_for_weights(const Gemm* gemm, const std::int8_t*, std::int64_t) { return gemm; }
+#endif
 
 }  // namespace fqvit

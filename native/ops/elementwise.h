@@ -26,7 +26,7 @@ public:
     std::int64_t macs() const override { return value.count() * taps_; }
     std::size_t bytes() const override;
 
-    // Fuses a lookup into this op and returns whether this is possible.
+    // Fuses a lookup into this op, if possible, and returns whether it did.
     bool fuse_lookup(const Lookup& lookup);
 
 private:

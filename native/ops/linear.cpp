@@ -94,10 +94,11 @@ std::shared_ptr<const LinearWeights> read_weights(const LinearFields& fields, co
         const WeightSums sums = sum_weights(w + o * inputs, inputs);
         made->positive.push_back(sums.positive), made->negative.push_back(sums.negative);
     }
+    made->gemm = gemm_for_weights(scope.kernels.gemm, w, made->outputs * inputs);
     if (x.is_wide()) {
         made->plain.assign(w, w + made->outputs * inputs);
     } else {
-        made->packed = scope.kernels.gemm->pack_weights(w, made->outputs, inputs);
+        made->packed = made->gemm->pack_weights(w, made->outputs, inputs);
     }
     scope.weights.add(key, made);
     return made;
@@ -105,7 +106,7 @@ std::shared_ptr<const LinearWeights> read_weights(const LinearFields& fields, co
 
 }  // namespace
 
-Linear::Linear(const LinearFields& fields, Scope& scope) : kernels_(scope.kernels) {
+Linear::Linear(const LinearFields& fields, Scope& scope) : kernels_(scope.kernels.kernels) {
     const Operand input = scope.codes(fields.x);
     const Value& x = input.value;
     inputs = {input.number};
@@ -160,7 +161,7 @@ Linear::Linear(const LinearFields& fields, Scope& scope) : kernels_(scope.kernel
     epilogue_.wide = value.is_wide();
     bias_.assign(bias_data, bias_data + outputs_);
     bias_.resize(round_up(bias_.size(), PADDING));
-    const Gemm& gemm = *kernels_.gemm;
+    const Gemm& gemm = *weights_->gemm;
     tile_ = round_up(std::int64_t{gemm.rows} * gemm.columns, 16);  // every tile starts at a cache line
     row_blocks_ = (rows_ + gemm.rows - 1) / gemm.rows;
     if (row_blocks_ >= 8) row_blocks_ += row_blocks_ % 2;  // two threads get the same number of blocks
@@ -176,8 +177,8 @@ std::int64_t Linear::items() const { return wide_in_ ? rows_ : row_blocks_ * pan
 std::size_t Linear::scratch() const {
     const bool several_k_blocks = weights_->packed != nullptr && weights_->packed->k_blocks() > 1;
     const std::int64_t tiles = several_k_blocks ? (panels_ + panel_groups_ - 1) / panel_groups_ : 1;
-    const std::size_t gathered = take_ == nullptr ? 0 : static_cast<std::size_t>(kernels_.gemm->rows * inputs_);
-    return round_up(kernels_.gemm->block_bytes(inputs_), std::size_t{64}) +
+    const std::size_t gathered = take_ == nullptr ? 0 : static_cast<std::size_t>(weights_->gemm->rows * inputs_);
+    return round_up(weights_->gemm->block_bytes(inputs_), std::size_t{64}) +
            static_cast<std::size_t>(tiles * tile_) * sizeof(std::int32_t) + gathered;
 }
 
@@ -196,7 +197,7 @@ void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
         run_wide(epilogue, frame, begin, end);
         return;
     }
-    const Gemm& gemm = *kernels_.gemm;
+    const Gemm& gemm = *weights_->gemm;
     const PackedWeights& packed = *weights_->packed;
     std::uint8_t* block = scratch;
     auto* acc = reinterpret_cast<std::int32_t*>(scratch + round_up(gemm.block_bytes(inputs_), std::size_t{64}));
@@ -227,8 +228,7 @@ void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
                 if (k_block + 1 < k_blocks) continue;
                 const std::int64_t channel = panel * gemm.columns;
                 const int valid = static_cast<int>(std::min<std::int64_t>(gemm.columns, outputs_ - channel));
-                kernels_.kernels->epilogue(epilogue, {tile, count, gemm.columns, valid, row, channel, outputs_},
-                                           frame[output]);
+                kernels_->epilogue(epilogue, {tile, count, gemm.columns, valid, row, channel, outputs_}, frame[output]);
             }
         }
     }
@@ -273,7 +273,7 @@ bool Linear::fuse_add(std::unique_ptr<Op>& op) {
 bool Linear::owns_weights() const { return weights_->packed != nullptr && weights_.use_count() == 2; }
 
 void Linear::group_tables(Linear& reader) {
-    if (epilogue_.kind != Epilogue::LOOKUP || !kernels_.kernels->groups_tables) return;
+    if (epilogue_.kind != Epilogue::LOOKUP || !kernels_->groups_tables) return;
     if (!owns_weights() || !reader.owns_weights() || reader.inputs_ != outputs_ || reader.take_ != nullptr) return;
     const std::vector<std::int32_t> order = tables_.sorting_order();
     if (order.empty() || !weights_->packed->reorder_outputs(order)) return;

@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::initializer_list<DType> MOVABLE = {DType::u8, DType::u16, DType::i32};
 
-// Clears the facts about whole rows of attention codes, which do not hold for rows of moved values. mask_code is used
-// only together with row_code. `masked` stays: it says what a code means, wherever the code is moved.
+// Clears the facts about whole rows of attention codes, which no longer hold after values have been moved. mask_code is
+// used only together with row_code. `masked` is kept: it describes single codes, wherever they are moved.
 void forget_rows(Value& value) { value.row_sum = -1, value.row_code = -1, value.mask_code = -1; }
 
 class Concat final : public Op {
@@ -140,8 +140,8 @@ Permute::Permute(const PermuteFields& fields, Scope& scope) : view(fields.view),
 
 namespace {
 
-// Copies `count` runs of `bytes` bytes that are `stride` bytes apart. Short runs are copied as integers: a call of
-// memcpy with a variable size costs more than the copy.
+// Copies `count` runs of `bytes` bytes that are `stride` bytes apart. Short runs are copied as integers: a call to
+// memcpy with a variable size costs more than the copy itself.
 void copy_runs(const std::uint8_t* x, std::int64_t stride, std::int64_t count, std::int64_t bytes, std::uint8_t* y) {
     const auto copy = [&](auto size) {
         for (std::int64_t i = 0; i < count; ++i)

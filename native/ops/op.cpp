@@ -1,4 +1,4 @@
-// Makes the op that belongs to the fields.
+// Constructs the op that the given fields describe.
 #include "ops/op.h"
 
 #include "ops/elementwise.h"
@@ -37,7 +37,7 @@ std::unique_ptr<Op> make_op(const OpFields& fields, Scope& scope) {
     const Shape& shape = op->value.shape;
     require(shape.size() <= MAX_AXES, "shape ", shape, " has more than ", MAX_AXES, " axes");
     require(elements(shape) < MAX_ELEMENTS, "shape ", shape, " is too large");
-    // Values that are only moved have no parameters per channel.
+    // Ops that only move values have no per-channel parameters, so their number of channels is not limited.
     const bool moved = std::holds_alternative<PermuteFields>(fields) || std::holds_alternative<ConcatFields>(fields);
     require(moved || shape.back() <= MAX_CHANNELS, "too many channels: ", shape.back(), ", at most ", MAX_CHANNELS);
     return op;

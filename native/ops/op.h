@@ -32,10 +32,10 @@ public:
     std::string tag;
     std::vector<int> inputs;
     int output = -1;
-    Value value{};  // of the output
+    Value value{};  // describes the output
 };
 
-// Channels in blocks, so that threads share the channels of ops that have few rows.
+// Divides channels into blocks, so that threads can share the work of ops that have few rows.
 struct ChannelBlocks {
     ChannelBlocks() = default;
     explicit ChannelBlocks(std::int64_t channels) : channels(channels), count((channels + BLOCK - 1) / BLOCK) {}
@@ -46,7 +46,7 @@ struct ChannelBlocks {
     std::int64_t channels = 0, count = 0;
 };
 
-// Checks an op and prepares it to run. The caller sets `output`, the number of the value that it writes.
+// Checks an op and prepares it to run. The caller sets `output`, the number of the value that the op writes.
 std::unique_ptr<Op> make_op(const OpFields& fields, Scope& scope);
 
 }  // namespace fqvit

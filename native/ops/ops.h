@@ -15,7 +15,7 @@
 
 namespace fqvit {
 
-// y = tables[table_of[c]][x]. Loading computes one table per alpha, with all rounding done.
+// y = tables[table_of[c]][x]. One table per alpha is computed at load time, with all rounding included.
 class Lookup final : public Op {
 public:
     Lookup(const LookupFields& fields, Scope& scope);
@@ -32,9 +32,10 @@ public:
 // The tables of a lookup that is the epilogue of another op.
 class FusedTables {
 public:
-    // Makes `epilogue` look up its codes. Returns false if it does not compute codes.
+    // Makes `epilogue` replace its codes by table entries. Returns false if the epilogue does not compute codes.
     bool fuse(const Lookup& lookup, Epilogue& epilogue);
-    // Sorts the channels by table: new channel i is the old one order[i]. Returns an empty order if they already are.
+    // Returns the order that sorts the channels by table: new channel i is old channel order[i]. Empty if they are
+    // already sorted.
     std::vector<std::int32_t> sorting_order() const;
     void reorder(const std::vector<std::int32_t>& order);
     void view(Epilogue& epilogue) const { epilogue.tables = tables_.data(), epilogue.starts = starts_.data(); }
@@ -45,7 +46,7 @@ private:
     std::vector<std::uint8_t> tables_;
 };
 
-// y = clamp(round_shift(sum over both terms of (x - zero) 2^alpha mult, shift) + y_zero)
+// y = clamp(round_shift(sum over both terms of (x - zero) * 2^alpha * mult, shift) + y_zero)
 class Add final : public Op {
 public:
     Add(const AddFields& fields, Scope& scope);
@@ -54,12 +55,13 @@ public:
     std::size_t scratch() const override;
     std::size_t bytes() const override;
 
-    // The term that is a plain accumulator, so that the sum can be the epilogue of a product; -1: none.
+    // The index of the term that is a plain accumulator, so that the sum can be the epilogue of a matrix product; -1
+    // if there is none.
     int acc_term() const { return acc_term_; }
-    // Fills in the pointers of an epilogue. x: the other term.
+    // Fills in the pointers of an epilogue. x: the values of the other term.
     void view(Epilogue& e, const void* x) const;
 
-    Epilogue epilogue{};  // only if acc_term() >= 0 or a term of codes is staged
+    Epilogue epilogue{};  // valid only if acc_term() >= 0 or a term of codes is staged
 
 private:
     struct Term {
@@ -76,7 +78,7 @@ private:
     Term terms_[2];
     std::vector<std::uint8_t> shift_;  // [C]
     std::vector<std::int32_t> zero_;
-    std::int64_t bound_;  // of the sum before its shift
+    std::int64_t bound_;  // bound of the sum before its shift
     int acc_term_;
     int staged_term_ = -1;  // the term whose codes are converted to accumulators, so that the epilogue can add them
     RequantizationConstants requantization_;
@@ -97,7 +99,7 @@ public:
     std::vector<std::uint8_t> fill;  // the bytes of one row
 };
 
-// acc[o] = sum_k x[k] w[o, k] + bias[o], then an epilogue: codes, the accumulator itself, a requantized i32 or,
+// acc[o] = sum_k x[k] * w[o, k] + bias[o], then an epilogue: codes, the accumulator itself, a requantized i32 or,
 // after fusion, a table or a residual sum.
 class Linear final : public Op {
 public:
@@ -108,21 +110,22 @@ public:
     std::int64_t macs() const override { return rows_ * inputs_ * outputs_; }
     std::size_t bytes() const override;
 
-    // Each function fuses another op into this one and returns whether this is possible. Linear then owns the Add or
-    // Take, because they hold constants.
+    // Each function fuses another op into this one, if possible, and returns whether it did. Linear then owns a fused
+    // Add or Take, because it uses their constants.
     bool fuse_lookup(const Lookup& lookup);
     bool fuse_add(std::unique_ptr<Op>& add);
     // Gathers the rows of a take while packing. A row of x may consist of several rows of the take.
     bool fuse_take(std::unique_ptr<Op>& take);
-    // Sorts the outputs by their tables, and the inputs of `reader`, which must be the only op that reads them, in the
-    // same way. Does nothing if the kernels do not profit from it or if other ops share the weights of one of them.
+    // Sorts the outputs by table, and reorders the inputs of `reader` in the same way. `reader` must be the only op
+    // that reads these outputs. Does nothing if the kernels do not benefit or if other ops share the weights of either
+    // op.
     void group_tables(Linear& reader);
 
 private:
     bool owns_weights() const;
     void run_wide(const Epilogue& epilogue, Frame frame, std::int64_t begin, std::int64_t end) const;
 
-    const KernelSet kernels_;
+    const Kernels* kernels_;
     std::int64_t rows_, inputs_, outputs_;
     bool wide_in_;
     std::int64_t row_blocks_, panels_, panel_groups_, tile_;
@@ -150,11 +153,11 @@ public:
     Shape view, perm, select;
 
 private:
-    Shape sizes_, strides_;  // of the output axes that are not contiguous; strides: bytes in the input
+    Shape sizes_, strides_;                    // output axes that are not contiguous; strides are in bytes of the input
     std::int64_t first_, contiguous_, outer_;  // bytes, bytes, count
 };
 
-// y = clamp(requantize(sum_k (a - a_zero) (b - b_zero) + bias) + y_zero), for each slice of the last two axes.
+// y = clamp(requantize(sum_k (a - a_zero) * (b - b_zero) + bias) + y_zero), for each slice of the last two axes.
 class MatMul final : public Op {
 public:
     MatMul(const MatMulFields& fields, Scope& scope);

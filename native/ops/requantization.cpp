@@ -28,14 +28,14 @@ RequantizationConstants::RequantizationConstants(std::vector<std::uint32_t> mult
     if (bound >> (31 - lift_) != 0 || most_shift + lift_ > MAX_SHIFT) lift_ = 0;
     if (lift_ > 0) form_ = Requantization::LIFTED;
     for (std::size_t c = 0; c < channels; ++c) {
-        // mult 2^j / 2^(shift + j) is the same ratio. With a shift of 32 or more, the result is the high half of the
+        // mult * 2^j / 2^(shift + j) is the same ratio. With a shift of 32 or more, the result is the high half of the
         // product.
         std::uint32_t m = mult_[c];
         int s = shift_[c];
         while (s < 32 && m < (1u << 30)) m *= 2, ++s;
         s += lift_;
-        // Adding zero 2^s before the shift equals adding zero after it. With |acc mult| < 2^62, zero 2^s < 2^60 keeps
-        // the sum below 2^63.
+        // Adding zero * 2^s before the shift equals adding the zero point after it. With |acc * mult| < 2^62, the
+        // condition zero * 2^s < 2^60 keeps the sum below 2^63.
         if (s < 32 || (std::int64_t{zero_[c]} >> (60 - s > 0 ? 60 - s : 0)) > 0) form_ = Requantization::ANY;
         const std::int64_t zero_term = form_ == Requantization::ANY ? 0 : std::int64_t{zero_[c]} << s;
         const std::int64_t bias_term = bias == nullptr ? 0 : std::int64_t{bias[c]} * (std::int64_t{1} << lift_) * m;
@@ -72,7 +72,7 @@ TensorRequantization tensor_requantization(std::int64_t mult, std::int64_t shift
     q.zero = static_cast<std::int32_t>(in_range(zero, 0, y.hi, "y_zero"));
     q.last = static_cast<std::int32_t>(y.hi);
     q.wide = y.is_wide();
-    // acc 2^i (mult 2^j) / 2^(shift + i + j) is the same ratio.
+    // (acc * 2^i) * (mult * 2^j) / 2^(shift + i + j) is the same value.
     std::int64_t m = q.mult;
     int s = q.shift;
     for (; s < 32 && m < std::int64_t{1} << 30; ++s) m *= 2;

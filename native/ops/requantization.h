@@ -1,4 +1,5 @@
-// Owns the per-channel constants of a Requantization (kernels/kernels.h), and makes those of a whole tensor.
+// Owns the per-channel constants of a Requantization (kernels/kernels.h), and computes the constants of
+// a per-tensor requantization.
 #pragma once
 
 #include <cstddef>
@@ -22,12 +23,12 @@ Vector reordered(const Vector& v, const std::vector<std::int32_t>& order) {
 class RequantizationConstants {
 public:
     RequantizationConstants() = default;
-    // bias: one value per channel, folded into vector_half; null if there is no bias. bound: of |acc|, of |acc + bias|
-    // and of |bias|; if there is none, accumulators are not lifted.
+    // bias: one value per channel, folded into vector_half; null if there is no bias. bound: upper bound of |acc|, of
+    // |acc + bias| and of |bias|; with the default, accumulators are not lifted.
     RequantizationConstants(std::vector<std::uint32_t> mult, std::vector<std::uint8_t> shift,
                             std::vector<std::int32_t> zero, std::int64_t last, const std::int32_t* bias,
                             std::int64_t bound = std::int64_t{1} << 31);
-    // The constants of channels in another order: new channel i is the old one order[i].
+    // The constants of channels in another order: new channel i is old channel order[i].
     RequantizationConstants reordered(const std::vector<std::int32_t>& order, const std::int32_t* new_bias) const;
     Requantization view() const;
     std::size_t bytes() const;
@@ -43,7 +44,7 @@ private:
     AlignedVector<std::int64_t> vector_half_;
 };
 
-// Checks mult, shift and zero. y: the codes; bound: of |acc|, below 2^31.
+// Checks mult, shift and zero. y: describes the output codes; bound: upper bound of |acc|, below 2^31.
 TensorRequantization tensor_requantization(std::int64_t mult, std::int64_t shift, std::int64_t zero, const Value& y,
                                            std::int64_t bound);
 

@@ -57,7 +57,7 @@ public:
     Operand buffer_or_constant(const std::string& name, std::initializer_list<DType> dtypes);
     bool is_buffer(const std::string& name) const { return values_.numbers.contains(name) && !is_operand(name); }
 
-    // Returns a copy of a constant that is not empty. shape: ANY stands for any size.
+    // Returns a copy of a constant, which must not be empty. shape: ANY stands for any size of an axis.
     Constant constant(const std::string& name, std::initializer_list<DType> dtypes, const Shape& shape) const;
     // The same for any shape.
     Constant constant(const std::string& name, std::initializer_list<DType> dtypes) const;
@@ -99,7 +99,8 @@ void for_each_element(const Constant& constant, const Visit& visit) {
     }
 }
 
-// Returns the elements of a constant as T, after checking that each is in lo..hi. T must hold lo..hi.
+// Returns the elements of a constant as T, after checking that each is in lo..hi. T must be able to
+// represent lo..hi.
 template <class T>
 std::vector<T> read_as(const Constant& constant, std::int64_t lo, std::int64_t hi, const char* name) {
     std::vector<T> out;

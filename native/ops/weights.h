@@ -15,6 +15,7 @@ namespace fqvit {
 
 struct LinearWeights {
     std::int64_t outputs = 0, inputs = 0;
+    const Gemm* gemm = nullptr;
     std::unique_ptr<PackedWeights> packed;  // for u8 activations
     std::vector<std::int8_t> plain;         // instead of packed, for u16 activations
     // Per output: the sum of its positive and of its negative weights, which bound the accumulator.

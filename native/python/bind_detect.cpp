@@ -76,7 +76,7 @@ nb::object paste_mask(const Probabilities& probabilities, const Edges& box, std:
     const auto side = static_cast<std::int64_t>(probabilities.shape(0));
     fqvit::require(
         side == static_cast<std::int64_t>(probabilities.shape(1)) && side >= 1 && side <= 2 * fqvit::MAX_ROI_SIDE,
-        "mask: ", side, " x ", probabilities.shape(1), ", expected a square of at most 128");
+        "mask: ", side, " x ", probabilities.shape(1), ", expected a square of at most 128 x 128");
     const fqvit::Box edges{box(0), box(1), box(2), box(3)};
     std::uint8_t* mask = nullptr;
     nb::object out = new_array({fqvit::DType::u8, {height, width}, 0, 1}, -1, mask);

@@ -1,8 +1,9 @@
-// Counts the calls that run without Python's lock (the GIL), so that forks and interpreter shutdown are safe.
-//  - fork: the child has only the thread that forked. A lock held or data half written by another thread would stay so
-//    forever, so the fork waits until no call runs.
+// Counts the calls that run without Python's global interpreter lock (GIL), so that forks and interpreter shutdown are
+// safe.
+//  - fork: the child has only the thread that forked. A lock that another thread holds, or data that
+//    it has half written, would stay in that state forever, so the fork waits until no call runs.
 //  - interpreter shutdown: Python terminates a thread that asks for the GIL during shutdown, and C++ turns that into
-//    abort(). Such a thread sleeps until the process exits instead.
+//    abort(). Therefore such a thread sleeps until the process exits.
 #pragma once
 
 #include <chrono>

@@ -114,7 +114,7 @@ void draw_softmax(Case& c, Random& random) {
                                                          : c.table.back();
 }
 
-// What FusedAttention prepares for kernels.
+// Prepares the data that kernels need, as FusedAttention does.
 void prepare(Case& c) {
     Attention& head = c.head;
     head.table = c.table.data(), head.table_length = static_cast<std::int64_t>(c.table.size());
@@ -180,14 +180,15 @@ std::vector<std::uint8_t> expected(const Case& c) {
     return y;
 }
 
-// A shift that scales numbers up to `most` times mult to about 8 bits, varied by a few bits.
+// Returns a shift that scales products of up to most * mult to about 8 bits, varied at random by a few bits.
 int draw_shift(Random& random, std::int64_t most, std::int64_t mult) {
     int shift = 1;
     for (std::int64_t reach = most * mult; reach > 200; reach /= 2) ++shift;
     return static_cast<int>(std::clamp<std::int64_t>(shift + random.within(-4, 2), 1, 62));
 }
 
-// A head with log2 codes as in networks: rows with equal scores have small weights, other rows large and small ones.
+// Draws a head with log2 codes similar to those of real networks: rows with equal scores have small weights, other rows
+// have large and small ones.
 void draw_log2(Case& c, Random& random) {
     Attention& head = c.head;
     head.kind = Attention::LOG;
@@ -311,6 +312,9 @@ int main(int argc, char** argv) {
         {"avx512", kernels_avx512(), cpu.avx512_vbmi && cpu.avx512_vnni, 4000},
         {"neon", kernels_neon(), cpu.neon, 1000},
         {"neon_dotprod", kernels_neon_dotprod(), cpu.neon_dotprod, 1000},
+#if defined(__wasm__)
+        {"simd128", kernels_simd128(), true, 1000},
+#endif
 #ifdef FQVIT_AVX512_SHIM
         {"avx512_shim", kernels_avx512_shim(), true, 1000},
 #endif

@@ -3,7 +3,8 @@
  *
  *   capi_test FOLDER NAME...
  *
- * FOLDER has NAME.fqvit, NAME.images (its input, several images) and NAME.output (output 0 of these, little-endian).
+ * FOLDER has NAME.fqvit, NAME.images (its input, several images) and NAME.output (output 0 for these images,
+ * little-endian).
  * The first model must be a classifier with pixels as input. tests/native/golden.py writes the files.
  */
 #include <stdlib.h>
@@ -54,7 +55,7 @@ static void free_golden(struct golden* g) { free(g->file.data), free(g->images.d
 
 static size_t element_size(fqvit_dtype dtype) { return dtype == FQVIT_U8 ? 1 : dtype == FQVIT_U16 ? 2 : 4; }
 
-/* Converts an output to little-endian, in which the expected one is stored. */
+/* Converts an output to little-endian, the byte order of the expected outputs. */
 static void to_little_endian(uint8_t* data, size_t size, size_t element) {
     const uint16_t one = 1;
     if (*(const uint8_t*)&one == 1) return;
@@ -176,7 +177,7 @@ static void check_bad_loads(const char* folder, const struct golden* g) {
         g->file.data[i] ^= 0x10;
     }
 
-    /* A caller of a later version, whose struct has one more member. */
+    /* A caller that was compiled for a later version, whose struct has one more member. */
     struct {
         fqvit_options known;
         uint64_t added;
@@ -204,7 +205,7 @@ static void check_bad_loads(const char* folder, const struct golden* g) {
     CHECK_OK(fqvit_model_load(g->path, &empty, &model));
     fqvit_model_free(model);
 
-    /* The end of a long path and the problem remain visible. */
+    /* The error for a long path still contains the end of the path and the problem. */
     char path[5000];
     memset(path, 'x', sizeof path - 1);
     path[sizeof path - 1] = '\0';
@@ -298,7 +299,7 @@ struct job {
 
 static void* run_often(void* argument) {
     struct job* job = argument;
-    job->wrong += strcmp(fqvit_last_error(), "") != 0; /* of this new thread, not of the main one */
+    job->wrong += strcmp(fqvit_last_error(), "") != 0; /* no error in this new thread yet */
     for (int i = 0; i < 50; ++i) {
         memset(job->y, 0, job->g->output.size);
         fqvit_tensor in;

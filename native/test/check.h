@@ -1,4 +1,4 @@
-/* Counting checks for test programs in C99. */
+/* Checks that count passes and failures, for test programs in C99. */
 #ifndef FQVIT_TEST_CHECK_H
 #define FQVIT_TEST_CHECK_H
 
@@ -14,7 +14,8 @@ static void check(int condition, const char* what, int line) {
     if (!condition) printf("line %d: %s (last error: %s)\n", line, what, fqvit_last_error());
 }
 
-/* A call that fails must give this status and one line that contains this text and ends with a full stop. */
+/* A call that fails must return the expected status and set a one-line error that contains `text` and ends with a
+ * period. */
 static void check_error(fqvit_status found, fqvit_status expected, const char* text, const char* what, int line) {
     const char* error = fqvit_last_error();
     check(found == expected, what, line);

@@ -17,7 +17,7 @@ namespace {
 using namespace fqvit;
 
 // T tokens of C channels: 9 patches of 4 x 4 x 3 pixels and a class token, 4 heads of width 5. T, C, D, HIDDEN and
-// CLASSES are not multiples of 8, so that vectors have tails.
+// CLASSES are not multiples of 8, so that vectorized loops have remainders.
 constexpr std::int64_t SIDE = 3, PATCH = 4, COLORS = 3, T = SIDE * SIDE + 1, H = 4, D = 5, C = H * D, HIDDEN = 83,
                        CLASSES = 7;
 constexpr std::int64_t IMAGES = 5, WIDE_BITS = 12;
@@ -67,7 +67,7 @@ private:
         const std::string scores = add(MatMulFields{.y = "",
                                                     .a = parts[0],
                                                     .b = parts[1],
-                                                    .mult = 1 << 30,
+                                                    .mult = {1 << 30},
                                                     .shift = 37,
                                                     .a_zero = 120,
                                                     .b_zero = 131,
@@ -82,8 +82,8 @@ private:
     }
 
     std::string norm(const std::string& x) {
-        // y = (t g + b 2^26 + half) >> 40, where t is the normalized input in units of 2^-24. |g| <= 2^22 gives at most
-        // 64 codes per standard deviation, and b in 2^20 .. 3 * 2^20 gives the mean a code of 64 to 192.
+        // y = (t * g + b * 2^26 + half) >> 40, where t is the normalized input in units of 2^-24. |g| <= 2^22 gives at
+        // most 64 codes per standard deviation, and b in 2^20 .. 3 * 2^20 gives the mean a code of 64 to 192.
         std::vector<std::int32_t> affine;
         for (std::int64_t c = 0; c < C; ++c)
             affine.push_back(static_cast<std::int32_t>(random_.within(-(1 << 22), 1 << 22)));

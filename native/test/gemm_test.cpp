@@ -1,4 +1,4 @@
-// Compares every GEMM with three plain loops: many shapes, weights whose sums overflow i16, and every number of
+// Compares every GEMM with three nested loops: many shapes, weights whose sums overflow i16, and every number of
 // rows. Prints one line per instruction set and exits with 1 if a result differs.
 //
 //   gemm_test [NAME]...      only these instruction sets; without arguments all that are available
@@ -25,8 +25,9 @@ int normal(Random& random, int sigma) {
     return sum * sigma / 256;
 }
 
-enum Weights { UNIFORM, HIGHEST, LOWEST, ALTERNATING, NORMAL, SPARSE, KINDS };
-constexpr const char* NAMES[KINDS] = {"uniform", "all 127", "all -128", "alternating", "normal", "sparse"};
+enum Weights { UNIFORM, HIGHEST, LOWEST, ALTERNATING, NORMAL, SPARSE, BITS_7, EXTREMES_7, BITS_6, BITS_4, KINDS };
+constexpr const char* NAMES[KINDS] = {"uniform", "all 127", "all -128",  "alternating", "normal",
+                                      "sparse",  "7 bits",  "-64 or 63", "6 bits",      "4 bits"};
 
 std::vector<std::int8_t> make_weights(Weights kind, std::int64_t outputs, std::int64_t inputs, Random& random) {
     std::vector<std::int8_t> w(static_cast<std::size_t>(outputs * inputs));
@@ -38,7 +39,11 @@ std::vector<std::int8_t> make_weights(Weights kind, std::int64_t outputs, std::i
             case LOWEST: value = -128; break;
             case ALTERNATING: value = i % 2 == 0 ? 127 : -128; break;
             case NORMAL: value = std::clamp(normal(random, 42), -127, 127); break;  // like trained weights
-            default: value = random.within(0, 7) == 0 ? random.within(-128, 127) : 0;
+            case SPARSE: value = random.within(0, 7) == 0 ? random.within(-128, 127) : 0; break;
+            case BITS_7: value = random.within(-64, 63); break;
+            case EXTREMES_7: value = random.within(0, 1) == 0 ? -64 : 63; break;
+            case BITS_6: value = random.within(0, 1) == 0 ? -32 : 31; break;
+            default: value = random.within(-8, 7);
         }
         w[i] = static_cast<std::int8_t>(value);
     }
@@ -60,9 +65,10 @@ void report(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t i
 }
 
 // Checks one weight matrix with several numbers of rows.
-void check(const Gemm& gemm, Weights kind, std::int64_t outputs, std::int64_t inputs, const std::vector<int>& counts,
+void check(const Gemm& any, Weights kind, std::int64_t outputs, std::int64_t inputs, const std::vector<int>& counts,
            Random& random, Tally& tally) {
     const std::vector<std::int8_t> w = make_weights(kind, outputs, inputs, random);
+    const Gemm& gemm = *gemm_for_weights(&any, w.data(), outputs * inputs);
     // Random, all-255 and all-0 rows in one block. Nothing follows the last row, so that sanitizers see a read past it.
     const std::int64_t stride = inputs + random.within(0, 3), rows = gemm.rows;
     std::vector<std::uint8_t> x(static_cast<std::size_t>((rows - 1) * stride + inputs), POISON);
@@ -165,11 +171,17 @@ int main(int argc, char** argv) {
         {"avx2", gemm_avx2(), cpu.avx2},
         {"avx_vnni", gemm_avx_vnni(), cpu.avx_vnni},
         {"avx512_vnni", gemm_avx512_vnni(), cpu.avx512_vnni},
+#if !defined(__wasm__)
         {"avx_vnni_shim", gemm_avx_vnni_shim(), true},
         {"avx512_vnni_shim", gemm_avx512_vnni_shim(), true},
+#endif
         {"neon", gemm_neon(), cpu.neon},
         {"neon_dotprod", gemm_neon_dotprod(), cpu.neon_dotprod},
         {"neon_i8mm", gemm_neon_i8mm(), cpu.neon_i8mm},
+#if defined(__wasm__)
+        {"simd128", gemm_simd128(), true},
+        {"relaxed_simd", gemm_relaxed_simd(), true},
+#endif
     };
     Tally all;
     for (const Entry& entry : entries) {

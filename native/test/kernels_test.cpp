@@ -52,7 +52,7 @@ std::vector<T> filled(std::size_t count, const auto& make) {
     return v;
 }
 
-// The arrays of one epilogue. Constants per channel are as long as those that the ops allocate.
+// The arrays of one epilogue. Per-channel constants have the same length as those that the ops allocate.
 struct EpilogueCase {
     Epilogue e{};
     Tile tile{};
@@ -76,7 +76,7 @@ void make_case(Random& random, EpilogueCase& made) {
     Epilogue& e = made.e;
     e.kind = static_cast<Epilogue::Kind>(random.within(Epilogue::ACC, Epilogue::ADD));
     const bool codes = e.kind != Epilogue::ACC && e.kind != Epilogue::I32;
-    const bool wide_codes = codes && random.within(0, 3) == 0;  // LOOKUP: of the index
+    const bool wide_codes = codes && random.within(0, 3) == 0;  // LOOKUP: whether the index is u16
     e.wide = e.kind == Epilogue::LOOKUP ? random.within(0, 3) == 0 : wide_codes;
     const std::int64_t widest = random.within(0, 1) == 0 ? 1023 : 65535;
     const std::int64_t last = wide_codes ? random.within(256, widest) : (1 << random.within(1, 8)) - 1;
@@ -168,13 +168,13 @@ void check_layernorm(const Kernels& kernels, Random& random, Tally& tally) {
     const auto channels = static_cast<std::size_t>(norm.channels);
     const bool one_zero = random.within(0, 1) == 0, no_alpha = random.within(0, 1) == 0;
     const std::int64_t largest = norm.wide_in ? 65535 : 255, first_zero = random.within(0, largest);
-    // D < 2^62 for u16 codes, too.
+    // Keeps D (see Norm in kernels.h) below 2^62, even for u16 codes.
     const std::int64_t alphas = no_alpha ? 0 : norm.wide_in && norm.channels > 100 ? 1 : 3;
     const auto zero = filled<std::int32_t>(channels, [&] { return one_zero ? first_zero : random.within(0, largest); });
     const auto alpha = filled<std::int32_t>(channels, [&] { return random.within(0, alphas); });
     AlignedVector<std::int32_t> g(channels);
     AlignedVector<std::int64_t> b(channels);
-    // |t| < 2^30 and |g| < 2^31, so |t g| < 2^61.
+    // |t| < 2^30 and |g| < 2^31, so |t * g| < 2^61.
     for (std::int32_t& x : g)
         x = static_cast<std::int32_t>(random_bits(random, norm.shift - 22) * (random.within(0, 1) * 2 - 1));
     for (std::int64_t& x : b) x = random.within(-1000, 1000) * (std::int64_t{1} << (norm.shift - 4));
@@ -232,6 +232,9 @@ int main(int argc, char** argv) {
         {"avx512_shim", kernels_avx512_shim(), true},
 #endif
         {"neon", kernels_neon(), cpu.neon},
+#if defined(__wasm__)
+        {"simd128", kernels_simd128(), true},
+#endif
         {"scalar", kernels_scalar(), true},
     };
     Tally all;

@@ -1,5 +1,6 @@
-// Tests preprocess() without Python: rows with padding, dropped alpha, bad arguments, and the bits of many random
-// images, which must be the same on every platform. tests/native/test_preprocess.py compares the bits with Pillow.
+// Tests preprocess() without Python: rows with padding, dropped alpha, bad arguments, and the outputs for many
+// random images, which must be bit-identical on every platform. tests/native/test_preprocess.py compares the outputs
+// with those of Pillow.
 // Exits with 1 if something differs.
 #include "image/preprocess.h"
 
@@ -16,7 +17,8 @@ namespace {
 using namespace fqvit;
 using Bytes = std::vector<std::uint8_t>;
 
-// FNV-1a of all outputs of main(). Recorded on x86-64, where the outputs of preprocess() equal those of Pillow 13.
+// FNV-1a hash of all outputs that main() computes. Recorded on x86-64, where the outputs of preprocess() equal those of
+// Pillow 13.
 constexpr std::uint64_t EXPECTED_HASH = 0xf7394fb036d44d6full;
 
 struct Image {
@@ -43,7 +45,8 @@ Image random_image(Random& random, bool extreme) {
     return image;
 }
 
-// The same image with up to 9 bytes of noise after each row but the last, which ends with the allocation.
+// Returns the same image with up to 9 bytes of noise after each row but the last. The allocation ends with the last
+// row, so that sanitizers see a read past it.
 Image with_padding(const Image& image, Random& random) {
     Image padded = image;
     padded.stride += random.within(1, 9);

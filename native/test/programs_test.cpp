@@ -1,5 +1,6 @@
 // Runs the .fqvit files that native/fuzz/make_seeds.py wrote, in builds with sanitizers: several engines at once, each
-// called from several threads, on every instruction set and with several batch sizes. All must give the same bits.
+// called from several threads, on every instruction set and with several batch sizes. All runs must give the same
+// bits.
 //
 //   programs_test FOLDER...
 #include <atomic>

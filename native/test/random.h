@@ -7,7 +7,7 @@ namespace fqvit {
 
 class Random {
 public:
-    // seed: not 0, which would always give lo.
+    // seed: must not be 0, with which within() would always return lo.
     explicit Random(std::uint64_t seed) : state_(seed) {}
 
     // Uniform in lo..hi, for hi - lo < 2^32.

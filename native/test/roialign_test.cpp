@@ -1,5 +1,5 @@
 // Compares the scalar RoIAlign on one thread with that of the fastest instruction set on three threads, on random and
-// extreme boxes. `make sanitize` builds it with sanitizers; tests/detect compares the bits with numpy.
+// extreme boxes. `make sanitize` builds this test with sanitizers; tests/detect compares the results with numpy.
 // Exits with 1 if something differs.
 #include "core/roialign.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 using namespace fqvit;
 
-// Returns whether both give the same bits. extreme: the longest map, filled with 255.
+// Returns whether the two runs give the same bits. extreme: the longest feature map, filled with 255.
 bool same(Random& random, bool extreme) {
     const bool tall = random.within(0, 1) == 1;
     const std::int64_t height = extreme && tall ? RoiAlign::MAX_CELLS : random.within(1, 40);

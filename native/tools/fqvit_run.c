@@ -4,7 +4,7 @@
  *   fqvit-run MODEL.fqvit IMAGE.ppm... [--top N] [--output NAME] [--threads N] [--isa NAME] [--repeat N] [-o FILE]
  * [--json]
  *
- * Exits with 0, or with 2 and one line on the standard error.
+ * Exits with 0, or with 2 and a one-line message on standard error.
  */
 #include <errno.h>
 #include <limits.h>
@@ -25,17 +25,17 @@ static const char USAGE[] =
     "\n"
     "  --top N        show the N best classes (default: 5)\n"
     "  --output NAME  the output to show and to write, such as embedding (default: the first)\n"
-    "  --threads N    threads of a run, 1 to 256 (default: 1)\n"
-    "  --isa NAME     instruction set (default: the fastest); --isa list shows those of this CPU\n"
+    "  --threads N    number of threads, 1 to 256 (default: 1)\n"
+    "  --isa NAME     instruction set (default: the fastest); --isa list prints the available ones\n"
     "  --repeat N     run N times and report the fastest time (default: 1)\n"
     "  -o FILE        write the output for all images to FILE, one after the other: integers in the byte order\n"
     "                 of this machine\n"
-    "  --json         print one JSON object per image, with all integers of an output that is not logits\n"
+    "  --json         print one JSON object per image, including all integers if the output is not logits\n"
     "  --version      print the version\n"
     "  --help         print this text\n"
-    "  --             what follows are names of files, even if they begin with -\n"
+    "  --             all arguments that follow are file names, even if they begin with -\n"
     "\n"
-    "Exits with 0, or with 2 and one line on the standard error.\n";
+    "Exits with 0, or with 2 and a one-line message on standard error.\n";
 
 struct options {
     const char *model, *isa, *output, *output_name;
@@ -115,7 +115,8 @@ static int parse(int count, char** arguments, struct options* options) {
     return 0;
 }
 
-/* Returns the best class that ranks below class `before`, or the best of all if negative; ties: lower index first. */
+/* Returns the best class that ranks below class `before`, or the best of all if `before` is negative.
+ * Of equal logits, the lower index ranks higher. */
 static int64_t next_best(const int32_t* logits, int64_t count, int64_t before) {
     int64_t best = -1;
     for (int64_t i = 0; i < count; ++i) {
@@ -188,7 +189,7 @@ static void report_integers(const fqvit_tensor* output, const void* y) {
     printf("], ");
 }
 
-/* The outputs of a model. chosen: the number of the one to report */
+/* The outputs of a model. chosen: index of the output to report */
 struct outputs {
     fqvit_tensor* tensors;
     void** ys;
@@ -249,7 +250,7 @@ static void report(const fqvit_model* model, const fqvit_description* about, con
     if (outputs->count > 1 && options->output_name == NULL) report_other_outputs(outputs);
 }
 
-/* Prepares and runs one image. Returns 0, or 2 after a message. */
+/* Prepares and runs one image. Returns 0, or 2 after printing an error. */
 static int run_image(fqvit_model* model, const char* path, uint8_t* input, const fqvit_tensor* in,
                      const struct outputs* outputs, struct times* times, const struct options* options) {
     fqvit_image image = {NULL, 0, 0, 0, 0};
@@ -278,7 +279,7 @@ static int write_file(const char* path, const void* data, size_t size) {
     return is_written ? 0 : fail("%s: cannot be written (%s).", path, strerror(errno));
 }
 
-/* Describes and allocates all outputs and finds the chosen one. Returns 0, or 2 after a message. */
+/* Describes and allocates all outputs and finds the chosen one. Returns 0, or 2 after printing an error. */
 static int open_outputs(const fqvit_model* model, uint32_t count, const char* name, struct outputs* outputs) {
     outputs->tensors = calloc(count, sizeof(fqvit_tensor));
     outputs->ys = calloc(count, sizeof(void*));
@@ -375,7 +376,7 @@ int main(int count, char** arguments) {
     char** utf8 = utf8_arguments(count, arguments);
     if (utf8 == NULL) return fail("not enough memory.");
     const int result = run_command(count, utf8);
-    /* A flush that failed before leaves nothing to flush, but sets the error. */
+    /* If an earlier flush failed, nothing is left to flush, but ferror() still reports the failure. */
     if ((ferror(stdout) != 0 || fflush(stdout) != 0) && result == 0) {
         return fail("standard output: cannot be written (%s).", strerror(errno));
     }

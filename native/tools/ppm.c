@@ -11,7 +11,8 @@
 #define MAX_SIDE 4194304u
 #define CONVERT "Convert it, for example with `convert photo.jpg -auto-orient -depth 8 photo.ppm`"
 
-/* Reads the next number of the header, after white space and comments; returns 0 if there is none up to `most`. */
+/* Reads the next number of the header, after white space and comments; returns 0 if there is none or it is
+ * above `most`. */
 static unsigned read_number(FILE* file, unsigned most) {
     int letter = getc(file);
     while (letter == '#' || isspace(letter)) {
@@ -37,7 +38,7 @@ static int fail(char* problem, size_t size, const char* text) {
 
 static int read_open_file(FILE* file, fqvit_image* image, char* problem, size_t size) {
     const int p = getc(file), kind = getc(file);
-    if (ferror(file)) { /* such as a folder */
+    if (ferror(file)) { /* for example if the path is a folder */
         snprintf(problem, size, "cannot be read (%s). Check the path", strerror(errno));
         return 1;
     }
@@ -50,7 +51,7 @@ static int read_open_file(FILE* file, fqvit_image* image, char* problem, size_t 
     const unsigned white = read_number(file, 65535);
     if (image->width == 0 || image->height == 0)
         return fail(problem, size, "its header is damaged, expected width and height up to 4194304. " CONVERT);
-    if (white != 255) return fail(problem, size, "its samples do not have 8 bits, expected the maximum 255. " CONVERT);
+    if (white != 255) return fail(problem, size, "its samples do not have 8 bits, expected a maximum of 255. " CONVERT);
     /* Read in pieces, so that a small file with a large size in its header allocates little. */
     const uint64_t bytes = (uint64_t)image->width * image->height * image->channels;
     uint64_t capacity = 0, filled = 0;

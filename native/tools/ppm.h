@@ -6,8 +6,8 @@
 
 #include "fqvit.h"
 
-/* Returns 0 and an image whose pixels the caller frees. Otherwise returns 1 and a problem without the name of the file.
- */
+/* Returns 0 and an image whose pixels the caller frees. Otherwise returns 1 and a description of the problem, without
+ * the file name. */
 int read_ppm(const char* path, fqvit_image* image, char* problem, size_t problem_size);
 
 #endif

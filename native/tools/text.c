@@ -5,7 +5,7 @@
 #if defined(_WIN32)
 
 #include <windows.h>
-/* after windows.h */
+/* must be included after windows.h */
 #include <shellapi.h>
 
 /* main() gets its arguments in the code page of the system, which cannot express every name. */
@@ -51,7 +51,7 @@ static int utf8_length(const unsigned char* text) {
     for (int i = 1; i < length; ++i) {
         if ((text[i] & 0xC0) != 0x80) return 0; /* stops at the final zero byte */
     }
-    /* Long forms, surrogates and codes above U+10FFFF. */
+    /* Overlong encodings, surrogates and code points above U+10FFFF are not valid. */
     const int is_long = (text[0] == 0xE0 && text[1] < 0xA0) || (text[0] == 0xF0 && text[1] < 0x90);
     const int is_outside = (text[0] == 0xED && text[1] > 0x9F) || (text[0] == 0xF4 && text[1] > 0x8F);
     return is_long || is_outside ? 0 : length;

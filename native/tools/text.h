@@ -1,10 +1,10 @@
-/* Text in UTF-8 on every system: arguments, names of files and what a command prints. */
+/* UTF-8 text on every operating system: arguments, file names and output. */
 #ifndef FQVIT_TOOLS_TEXT_H
 #define FQVIT_TOOLS_TEXT_H
 
 #include <stdio.h>
 
-/* Returns the arguments of main() in UTF-8, allocated until the end of the process; NULL if there is no memory. */
+/* Returns the arguments of main() in UTF-8, which stay allocated until the process ends; NULL if memory runs out. */
 char** utf8_arguments(int count, char** arguments);
 
 /* fopen() for a path in UTF-8. */

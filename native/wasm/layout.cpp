@@ -1,5 +1,5 @@
-// The layout of the structs of fqvit.h in WebAssembly, for JavaScript, which reads and writes them by offset: pointers
-// and size_t have 4 bytes. Members are only added at the end, so the offsets stay.
+// Checks the layout of the structs of fqvit.h in WebAssembly, where pointers and size_t have 4 bytes: JavaScript reads
+// and writes the members by offset. New members are added only at the end, so existing offsets never change.
 #include <cstddef>
 
 #include "fqvit.h"

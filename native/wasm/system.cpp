@@ -13,6 +13,7 @@ namespace std {
 
 inline namespace __1 {
 [[noreturn]] void __libcpp_verbose_abort(const char*, ...) noexcept { abort(); }
+[[noreturn]] void __throw_system_error(int, const char*) { abort(); }  // a std::unique_lock that is used wrongly
 }  // namespace __1
 
 }  // namespace std

@@ -12,7 +12,7 @@ class BadProgram(ValueError):
     """The program violates a rule of the format, or this machine cannot run it."""
 
 def cpu_features() -> dict[str, bool]:
-    """Return whether this machine supports each of avx2, avx_vnni, avx512_vnni, neon, neon_dotprod and neon_i8mm."""
+    """Return which of avx2, avx_vnni, avx512_vnni, avx512_vbmi, neon, neon_dotprod and neon_i8mm this CPU supports."""
 
 def instruction_sets() -> list[str]:
     """Return the instruction sets that this build contains and this CPU supports, fastest first."""
@@ -44,13 +44,13 @@ def preprocess(
     interpolation: str,
     squash: bool = False,
 ) -> NDArray[np.uint8]:
-    """Resize and center-crop a decoded, upright image [h, w, 1, 3 or 4] with the same bits as fqvit.Preprocess.apply."""
+    """Resize and center-crop a decoded, upright image [h, w, c], bit-identically to fqvit.Preprocess.apply. c: 1, 3 or 4"""
 
 def op_fields() -> str:
     """Return {tag: {field: {"required": bool, "default": value}}} of every op that the engine reads, as JSON, for tests."""
 
 class Model:
-    """A loaded .fqvit file: native/core/model.h. run returns the first output only, or with `all` every output."""
+    """A loaded .fqvit file: native/core/model.h. run() returns the first output, or every output if `all` is true."""
 
     def run(self, images: NDArray[np.uint8], all: bool) -> list[np.ndarray[Any, Any]]: ...
     def profile(self, image: NDArray[np.uint8], rounds: int) -> list[tuple[str, str, float, int]]: ...
@@ -71,7 +71,7 @@ class Model:
         """The kind of the first output, such as logits."""
     @property
     def outputs(self) -> list[tuple[str, str, float, int, str, tuple[int, ...], tuple[int, ...]]]:
-        """Name, kind, scale, zero point, type (u8, u16 or i32), shape and exponents alpha (often none) of every output."""
+        """Name, kind, scale, zero point, type (u8, u16 or i32), shape and exponents alpha (may be empty) of every output."""
     @property
     def instruction_set(self) -> str: ...
     @property
@@ -87,7 +87,7 @@ class Model:
     def constant_bytes(self) -> int: ...
 
 def load_file(path: bytes, threads: int, instruction_set: str, keep: bool, max_run_bytes: int) -> Model:
-    """Load and verify a .fqvit file. Raises BadProgram with one line that ends with a remedy."""
+    """Load and verify a .fqvit file. Raises BadProgram with a one-line message that ends with a remedy."""
 
 def load_memory(data: bytes, threads: int, instruction_set: str, keep: bool, max_run_bytes: int) -> Model:
     """Load and verify the bytes of a .fqvit file. Raises BadProgram."""
@@ -99,9 +99,9 @@ class Detector:
     """A loaded .fqvit file with a detector: native/detect/detector.h."""
 
     def detect(self, pixels: NDArray[np.uint8]) -> Detections:
-        """Detect objects in a decoded, upright image [h, w, 3]. Raises BadProgram if it is too large."""
+        """Detect objects in a decoded, upright image [h, w, 3]. Raises BadProgram if the image is too large."""
     def detect_resized(self, pixels: NDArray[np.uint8], height: int, width: int) -> Detections:
-        """Detect objects in a resized image. height, width: of the original image, to which boxes are scaled"""
+        """Detect objects in a resized image. height, width: size of the original image, to which boxes are scaled"""
     @property
     def header(self) -> bytes:
         """The JSON of the detector, as it is stored."""
@@ -112,7 +112,7 @@ class Detector:
         """Number of classes, without the background."""
     @property
     def threshold(self) -> int:
-        """Smallest interpolated probability of a mask pixel, in 2^-30."""
+        """Smallest interpolated probability of a mask pixel, in units of 2^-30."""
     @property
     def instruction_set(self) -> str: ...
     @property
@@ -122,7 +122,7 @@ class Detector:
         """Number of image sizes whose programs are in memory."""
 
 def load_detector_file(path: bytes, threads: int, instruction_set: str) -> Detector:
-    """Load and verify a .fqvit file with a detector. Raises BadProgram with one line that ends with a remedy."""
+    """Load and verify a .fqvit file with a detector. Raises BadProgram with a one-line message that ends with a remedy."""
 
 def load_detector_memory(data: bytes, threads: int, instruction_set: str) -> Detector:
     """Load and verify the bytes of a .fqvit file with a detector. Raises BadProgram."""

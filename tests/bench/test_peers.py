@@ -1,4 +1,4 @@
-"""Tests of peers: which are available, how missing ones are reported, and how their models are prepared."""
+"""Tests of peers (other runtimes): which are available, how missing ones are reported, and how their models are prepared."""
 
 from __future__ import annotations
 

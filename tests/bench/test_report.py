@@ -34,7 +34,7 @@ def found() -> Measured:
     return Measured([one, two], notes, skipped, [], "random weights", PEAK, {"fqvit": 10_000_000})
 
 
-def test_times_are_per_image_and_ratios_use_the_clock_of_the_setting(found: Measured) -> None:
+def test_times_are_per_image_and_ratios_use_cpu_time_for_one_thread_and_wall_time_for_several(found: Measured) -> None:
     one, two = (report.rows(timings) for timings in found.timings)
     assert (one[0].cpu_median, one[0].cpu_min, one[0].wall_median, one[0].wall_min) == (2.0, 1.0, 1.0, 0.5)
     assert [row.ratio for row in one] == [1.0, 2.0]  # CPU time for one thread
@@ -42,10 +42,10 @@ def test_times_are_per_image_and_ratios_use_the_clock_of_the_setting(found: Meas
     assert one[0].peak_mb == 50.0 and one[0].runs == 3
 
 
-def test_the_share_of_the_peak_counts_all_threads_and_only_programs(found: Measured) -> None:
+def test_the_share_of_the_peak_counts_all_threads_and_is_given_for_programs_only(found: Measured) -> None:
     one, two = (report.rows(timings, found) for timings in found.timings)
-    assert [row.peak_share for row in one] == [0.125, None]  # 10 million in 2 ms of CPU time: 5 of 40 billion per second
-    assert [row.peak_share for row in two] == [0.125, None]  # in 1 ms of wall time, on two threads
+    assert [row.peak_share for row in one] == [0.125, None]  # 10 million MACs in 2 ms of CPU time: 5 of 40 GMAC/s
+    assert [row.peak_share for row in two] == [0.125, None]  # 10 million MACs in 1 ms of wall time, on two threads
     assert "12 %" in report.text(found)
     assert "40 billion per second and thread that the avx2 micro-kernel" in report.text(found)
     result = report.summary(found)
@@ -116,7 +116,7 @@ def test_op_times_are_summed_by_kind_slowest_first() -> None:
 
 def test_speeds_are_compared_with_the_peak() -> None:
     text = ops.text(TIMES, PEAK)
-    assert "100 % of peak is 40.0 GMAC/s" in text and "75 %" in text  # fc1 reaches 30
+    assert "100 % of peak is 40.0 GMAC/s" in text and "75 %" in text  # fc1 reaches 30 GMAC/s
     assert "layernorm" in ops.text([TIMES[1]], PEAK)
 
 

@@ -339,7 +339,7 @@ def test_usage_errors_have_exit_code_2() -> None:
         (PermissionError(13, "Permission denied", "x"), 2, "fqvit: x: Permission denied.\n"),
     ],
 )
-def test_system_errors_have_an_exit_code_and_at_most_one_line(
+def test_system_errors_have_an_exit_code_and_print_at_most_one_line(
     error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(as_json: bool) -> None:

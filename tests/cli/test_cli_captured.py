@@ -1,4 +1,4 @@
-"""Commands on models that are captured: checking, quantizing, comparing, reporting and measuring a feature extractor."""
+"""Tests of commands on captured models: check, quantize, compare, report, bench and export, with a feature extractor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cli.command_line import assert_rejected, fqvit
 from tests.factories import images_for
 from tests.factories import one_thread as one_thread
 
-# What the shapes of the weights do not show.
+# Options for what the shapes of the weights do not show.
 DECIDED = ("--heads", 3, "--pool", "token", "--activation", "gelu")
 
 
@@ -48,7 +48,7 @@ def program(weights: Path, photos: Path) -> Path:
     return path
 
 
-def test_check_describes_a_file_without_a_name(weights: Path) -> None:
+def test_check_describes_a_checkpoint_without_a_model_name(weights: Path) -> None:
     found = fqvit("check", weights, *DECIDED, "--size", "24x16", "--json").json
     assert found["captured"] and found["parity"] < 1e-5 and found["classes"] is None
     assert found["input"] == [24, 16, 3] and found["preprocess_source"] == "defaults"
@@ -63,7 +63,7 @@ def test_check_accepts_an_embedded_name_and_rejects_an_empty_folder(weights: Pat
     assert_rejected(fqvit("check", tmp_path / "empty"), "empty")
 
 
-def test_check_reports_errors_in_one_line(weights: Path) -> None:
+def test_check_reports_one_line_errors(weights: Path) -> None:
     assert_rejected(fqvit("check", weights), "do not show heads, pool and activation", "--heads, --pool and --activation")
     assert_rejected(fqvit("check", "./nowhere.pth"), "no such file or folder", "hf:ORG/NAME")
     assert_rejected(fqvit("check", "some/model"), "no such file or folder", "hf:ORG/NAME")
@@ -72,7 +72,7 @@ def test_check_reports_errors_in_one_line(weights: Path) -> None:
     assert_rejected(fqvit("check", weights, *DECIDED, "--size", "24,16"), "--size 24,16")
 
 
-def test_models_lists_families_ops_and_what_is_folded() -> None:
+def test_models_lists_families_ops_and_folded_layers() -> None:
     found = fqvit("models", "--json").json
     assert any("DINOv2" in family["name"] for family in found["families"])
     assert "silu" in found["ops"]["activation"] and "LayerScale, batch norm" in found["folded"]

@@ -89,7 +89,7 @@ def test_search_accepts_a_file_of_embeddings_as_queries(index: Path) -> None:
     assert len(same) == 200 and sum(same) >= 195  # a few images have equal codes
 
 
-def test_search_goes_on_without_unreadable_images(index: Path, program: Path, gallery: Path, tmp_path: Path) -> None:
+def test_search_continues_after_an_unreadable_image(index: Path, program: Path, gallery: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no image")
     done = fqvit("search", index, bad, sorted(gallery.glob("*/*.png"))[0], "--model", program, "--json")

@@ -1,4 +1,4 @@
-"""Test inputs that do not match: weights, images, devices and calibrations of different models."""
+"""Test inputs that do not match the model: weights, images and calibrations of other models, and unknown devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cli.command_line import assert_rejected, fqvit
 
 
 def checkpoint(folder: Path, **sizes: object) -> Path:
-    """Write the checkpoint of an untrained fmnist_vit with other sizes."""
+    """Write the checkpoint of an untrained fmnist_vit, with `sizes` changed in its config."""
     torch.manual_seed(0)
     path = folder / "fmnist_vit.safetensors"
     save_file(dict(build(replace(embedded.FMNIST_VIT_CONFIG, **sizes)).state_dict()), path)  # type: ignore[arg-type]
@@ -26,13 +26,13 @@ def checkpoint(folder: Path, **sizes: object) -> Path:
 
 @pytest.fixture(scope="module")
 def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return weights with 5 classes."""
+    """Return weights of a model with 5 classes instead of 10."""
     return checkpoint(tmp_path_factory.mktemp("five"), classes=5)
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return weights for images of 32 x 32."""
+    """Return weights of a model for images of 32 x 32 pixels instead of 28 x 28."""
     return checkpoint(tmp_path_factory.mktemp("large"), image=(32, 32))
 
 
@@ -114,7 +114,7 @@ def test_a_saved_calibration_gives_the_same_program(five: Path, tmp_path: Path) 
     )
 
 
-def test_compare_warns_about_other_weights(program: Path, tmp_path: Path) -> None:
+def test_compare_warns_if_the_program_was_not_made_from_the_given_weights(program: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     other = tmp_path / "other.safetensors"
     save_file(dict(build(replace(embedded.FMNIST_VIT_CONFIG, classes=5)).state_dict()), other)

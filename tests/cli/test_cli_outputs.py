@@ -1,4 +1,4 @@
-"""Commands on programs with named outputs."""
+"""Tests of commands on programs with named outputs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_commands_refuse_a_program_whose_first_output_is_not_logits(weights: Pat
     assert found["integer_agreement"] is not None
 
 
-def test_features_is_a_deprecated_alias(weights: Path, tmp_path: Path) -> None:
+def test_features_is_a_deprecated_alias_of_output(weights: Path, tmp_path: Path) -> None:
     words = ("quantize", "fmnist_vit", "--weights", weights, "--images", 2, "-o", tmp_path / "x.fqvit", "--features")
     for features, new in (("pooled", "embedding"), ("tokens", "tokens, which leaves out the class token")):
         done = fqvit(*words, features, "--json")

@@ -78,7 +78,7 @@ def test_max_size_limits_the_file(tmp_path: Path) -> None:
     words = ("quantize", "--recipe", "auto", "--images", 4, "--json", "-o", out)
     choice = fqvit(*words, "--max-size", "0.4MB").json["choice"]
     assert choice["reached"] and out.stat().st_size == choice["bytes"] <= 400_000 == choice["max_size"] and choice["narrowed"]
-    assert_rejected(fqvit("quantize", "--max-size", "1MB"), "recipe fqvit does not search for widths", "--recipe auto")
+    assert_rejected(fqvit("quantize", "--max-size", "1MB"), "recipe fqvit does not search for bit widths", "--recipe auto")
     for size in ("0", "-1", "4 apples", "1e6"):
         assert_rejected(fqvit(*words, "--max-size", size), "expected a number of bytes")
     assert_rejected(fqvit(*words, "--save-recipe", tmp_path / "x.json"), "expected a name that ends in .toml")
@@ -86,8 +86,8 @@ def test_max_size_limits_the_file(tmp_path: Path) -> None:
     assert_rejected(fqvit("quantize", "-o", both, "--save-recipe", both), "x.toml: given for two outputs")
 
 
-def test_a_recipe_file_with_bits_keeps_its_own_methods(tmp_path: Path) -> None:
-    """Even if its name is that of a built-in recipe, to which --bits would add methods."""
+def test_the_option_bits_keeps_the_methods_of_a_recipe_file(tmp_path: Path) -> None:
+    """This holds even if the file is named like a built-in recipe, to which --bits would add methods."""
     own, out = tmp_path / "fqvit.toml", tmp_path / "x.fqvit"
     own.write_text('base = "fqvit"\n')
     assert fqvit("quantize", "--recipe", own, "--bits", "6/6/4", "--images", 2, "-o", out).code == 0

@@ -36,7 +36,7 @@ def test_classify_ranks_five_classes(program: Path, tmp_path: Path) -> None:
     assert len(answer["top"]) == 5
 
 
-def test_classify_adds_all_logits_as_integers(program: Path, tmp_path: Path) -> None:
+def test_classify_prints_all_logits_as_integers_if_requested(program: Path, tmp_path: Path) -> None:
     pixels = embedded.test_images()[0][:1]
     Image.fromarray(pixels[0, :, :, 0]).save(tmp_path / "image.png")
     found = fqvit("classify", program, tmp_path / "image.png", "--json", "--logits").json
@@ -56,5 +56,5 @@ def test_export_writes_c_source(program: Path, tmp_path: Path) -> None:
     assert (tmp_path / "c" / "model.c").is_file()
 
 
-def test_a_missing_file_is_reported_in_one_line() -> None:
+def test_a_missing_file_gives_a_one_line_error() -> None:
     assert_rejected(fqvit("eval", "missing.fqvit"), "missing.fqvit")

@@ -1,4 +1,4 @@
-"""Tests of ImageFolder: order, labels, unreadable images and wrong folders."""
+"""Tests of ImageFolder: order, labels, unreadable images and unusable folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def values(folder: ImageFolder, size: int = 16) -> list[int]:
     return [int(image[0, 0, 0]) for batch in folder.batches(size) for image in batch.images]
 
 
-def test_images_are_sorted_by_path_at_any_depth_and_cut_into_fixed_batches(tmp_path: Path) -> None:
+def test_images_are_sorted_by_path_at_any_depth_and_split_into_batches_of_fixed_size(tmp_path: Path) -> None:
     for value, name in enumerate(["a/1.png", "a/b/2.PNG", "a/c.bmp", "d.tiff", "e.gif"]):
         save(tmp_path / name, value)
     folder = ImageFolder.unlabelled(tmp_path, GREY)

@@ -116,7 +116,7 @@ def test_a_few_unreadable_rows_are_skipped_and_named(tmp_path: Path) -> None:
     assert (empty, cause) == (str(tmp_path / "x.parquet" / "elsewhere.png"), "an empty cell, expected the bytes of an image")
 
 
-def test_wrong_files_are_named(tmp_path: Path) -> None:
+def test_errors_name_the_invalid_file(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("no table")
     with pytest.raises(FqvitError, match=r"text.parquet: not a complete Parquet file"):
         ParquetImages.unlabelled(tmp_path / "text.parquet", GREY)
@@ -130,7 +130,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         ParquetImages.unlabelled(tmp_path / "none-{0..1}.parquet", GREY)
 
 
-def test_a_damaged_page_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_damaged_page_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     table = arrow.table({"image": structs(list(range(200)))})
     parquet.write_table(table, path, row_group_size=50, compression="zstd", use_dictionary=False)
@@ -143,7 +143,7 @@ def test_a_damaged_page_is_named(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_depend_on_the_size_of_row_groups(tmp_path: Path) -> None:
-    noise = [np.random.default_rng(i).bytes(50_000) for i in range(600)]  # 30 MB, one row group of pages of 2 MB
+    noise = [np.random.default_rng(i).bytes(50_000) for i in range(600)]  # 30 MB in one row group, whose pages have 2 MB
     table = arrow.table({"image": noise})
     parquet.write_table(table, tmp_path / "x.parquet", row_group_size=1000, use_dictionary=False, write_batch_size=16)
     del table
@@ -155,7 +155,7 @@ def test_memory_does_not_depend_on_the_size_of_row_groups(tmp_path: Path) -> Non
     assert peak - before < 16_000_000
 
 
-def test_places_are_opened_by_kind(tmp_path: Path) -> None:
+def test_folders_parquet_files_and_lists_of_images_are_opened_by_kind(tmp_path: Path) -> None:
     pack(tmp_path / "files" / "x.parquet", {"image": structs([1, 2])})
     (tmp_path / "folder").mkdir()
     for value in (3, 4):

@@ -140,7 +140,7 @@ def test_unreadable_images_in_shards_are_skipped_as_in_folders(tmp_path: Path) -
         values(good)
 
 
-def test_workers_read_a_share_of_the_headers_and_all_get_the_whole_index(tmp_path: Path) -> None:
+def test_each_worker_reads_a_share_of_the_headers_and_gets_the_whole_index(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from tests.distributed.together import together
 
@@ -155,7 +155,7 @@ def test_workers_read_a_share_of_the_headers_and_all_get_the_whole_index(tmp_pat
             assert each.labels == single.labels and each.paths == single.paths
 
 
-def test_the_error_for_different_shards_names_the_worker(tmp_path: Path) -> None:
+def test_the_error_for_shards_that_differ_between_workers_names_the_worker(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from tests.distributed.together import together
 

@@ -1,4 +1,4 @@
-"""Small detectors with random weights for tests, loaded from the layout of released checkpoints."""
+"""Small detectors with random weights for tests, loaded from state dicts in the layout of released checkpoints."""
 
 from __future__ import annotations
 

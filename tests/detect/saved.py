@@ -1,4 +1,4 @@
-"""Small detectors in files and synthetic images in COCO's format, for tests of files and commands."""
+"""Write small detectors, and synthetic images with annotations in COCO format, for tests of files and commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hand-made annotation files: correct scores, and errors for files that would need too much memory or give wrong scores."""
+"""Test hand-made annotation files: correct scores, and errors for files that need too much memory or give wrong scores."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_run_lengths_that_do_not_cover_the_image_are_rejected(counts: object, tm
 
 
 FAR = 1e6
-# Outlines of 4e6 pixels; 1.2e6, half of it in the closing edge; 1.2e6 in two polygons; 1.6e6 in a zigzag of close points.
+# Lengths of these outlines in pixels: 4e6; 1.2e6, half of it in the closing edge; 1.2e6 in two polygons; 1.6e6 in a zigzag of
+# close points.
 LONG = {
     "far corners": [[-FAR, 0, FAR, 0, FAR, 1]],
     "a closing edge": [[0, 0, 300_000, 0, 600_000, 1]],
@@ -102,7 +103,7 @@ def test_only_the_categories_of_the_detector_are_scored(tmp_path: Path) -> None:
     assert "left out of the scores: 3 (2 'c2', 3 'c3')." in warning
     assert check_categories(truth, [1, 2, 3], []) == []
     assert len(check_categories(truth, [1, 2], ["d1", "d2"])) == 2, (
-        "one about unknown categories, one about the first different name"
+        "one warning about unknown categories, one about the first different name"
     )
 
 

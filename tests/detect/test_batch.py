@@ -1,6 +1,6 @@
-"""Batching a hand-made head: the batched program, and heads and batch sizes that are rejected.
+"""Tests of batching with a hand-made head: the batched program, and heads and batch sizes that are rejected.
 
-See also: test_head_runner.py, the heads of detectors.
+See also: test_head_runner.py (batches in the heads of detectors).
 """
 
 from __future__ import annotations

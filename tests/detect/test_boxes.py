@@ -1,4 +1,4 @@
-"""Boxes, anchors and NMS compared with slow definitions, one number at a time."""
+"""Compare boxes, anchors and non-maximum suppression (NMS) with slow definitions that compute one number at a time."""
 
 from __future__ import annotations
 

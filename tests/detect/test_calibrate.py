@@ -1,4 +1,4 @@
-"""Calibration of a detector: order of images, quantized attention in the last one, boxes that mask heads are observed on."""
+"""Test the calibration of a detector: the order of images, quantized attention for the last image, and boxes for mask heads."""
 
 from __future__ import annotations
 

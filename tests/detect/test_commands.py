@@ -1,4 +1,4 @@
-"""`fqvit detect quantize`, `fqvit detect eval` and `fqvit inspect` on small random detectors, with good and bad input."""
+"""Test `fqvit detect quantize`, `fqvit detect eval` and `fqvit inspect` on small random detectors, with good and bad input."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_quantize_accepts_settings_files(tmp_path: Path) -> None:
         "short = 64\nlong = 64\nscore = 0.25\nclasses = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h']\n"
     )
     changes = json.dumps({"short": 64, "long": 64, "score": 0.25, "classes": list("abcdefgh")})
-    (tmp_path / "s.json").write_text(changes, encoding="utf-8-sig")  # with a byte order mark, as some editors write
+    (tmp_path / "s.json").write_text(changes, encoding="utf-8-sig")  # with a byte order mark, as some editors write it
     fingerprints = set()
     for kind in ("toml", "json"):
         words = ("--weights", "shapes.safetensors", "--calib", "train", "--images", 1, "--settings", tmp_path / f"s.{kind}")
@@ -107,7 +107,7 @@ def test_bad_settings_are_named_in_the_error(name: str, text: str, said: str, tm
     assert not (tmp_path / "x.fqvit").exists()
 
 
-def test_quantize_errors_are_one_line(tmp_path: Path) -> None:
+def test_quantize_reports_one_line_errors(tmp_path: Path) -> None:
     weights, calib = ("--weights", "shapes.safetensors"), ("--calib", "train")
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.safetensors").write_text("hello")
@@ -242,7 +242,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_faults_in_annotations_are_named(case: str, tmp_path: Path) -> None:
+def test_errors_name_the_fault_in_the_annotations(case: str, tmp_path: Path) -> None:
     change, said = BROKEN[case]
     content = json.loads(Path("instances_val.json").read_text())
     change(content)
@@ -253,7 +253,7 @@ def test_faults_in_annotations_are_named(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "hello", "[1]", '{"images": [', "[" * 100_000, '{"images": NaN}', "\x00\x01"])
-def test_annotations_that_are_not_json_are_named(text: str, tmp_path: Path) -> None:
+def test_the_error_for_annotations_that_are_not_json_names_the_file(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     assert_rejected(evaluated("shapes.fqvit", annotations=tmp_path / "a.json"), "a.json")
     assert_rejected(evaluated("shapes.fqvit", annotations=tmp_path / "none.json"), "none.json", "cannot be read")
@@ -313,7 +313,7 @@ def test_eval_names_unreadable_images(tmp_path: Path) -> None:
     assert not (tmp_path / "r.json").exists()
 
 
-def test_eval_errors_are_one_line(tmp_path: Path) -> None:
+def test_eval_reports_one_line_errors(tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
     assert_rejected(evaluated(), "FILE.fqvit")
     assert_rejected(evaluated("shapes.fqvit", "--weights", "shapes.safetensors"), "either")

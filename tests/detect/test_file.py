@@ -1,4 +1,4 @@
-"""Detector files: the same bits after loading, and one-line errors for damaged or malicious files."""
+"""Tests of detector files: the same bits after loading, and one-line errors for damaged or malicious files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_new_detector_stores_and_uses_the_resize_rule_of_opencv(tmp_path: Path
     assert (found.pixels != resize(pixels, *found.size)).any()
 
 
-def test_a_file_without_a_resize_rule_rounds_once_and_keeps_its_bytes(tmp_path: Path) -> None:
+def test_a_file_without_a_resize_rule_uses_the_rule_rounded_and_keeps_its_bytes(tmp_path: Path) -> None:
     path, image = GOLDEN / "mask_rcnn_v1.fqvit", sample_images()[0]
     loaded = DetectorProgram.load(path)
     assert loaded.resize == "rounded" and b'"resize":"r' not in loaded.encoded() and b'"resize":"o' not in loaded.encoded()
@@ -269,7 +269,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_detector_is_rejected_with_one_line(case: str, original: bytes, tmp_path: Path) -> None:
+def test_a_hostile_detector_gives_a_one_line_error(case: str, original: bytes, tmp_path: Path) -> None:
     change, match = HOSTILE[case]
     raw = rewritten(original, change)
     with at_most(50e6):

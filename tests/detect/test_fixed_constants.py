@@ -1,4 +1,4 @@
-"""Constants of integer detectors: computed from settings and headers, and checked so that no file can cause an overflow."""
+"""Test the constants of integer detectors: how they are computed, and the checks that let no file cause an overflow."""
 
 from __future__ import annotations
 

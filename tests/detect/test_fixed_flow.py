@@ -1,4 +1,4 @@
-"""The integer pipeline uses no floats, and selects the same boxes as the float pipeline from the same numbers."""
+"""Test that the integer pipeline uses no floats, and that it selects the same boxes as the float pipeline for equal inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fqvit.detect.images import RESIZERS, ResizeRule, prepare
 from .test_fixed_constants import S, constants
 
 HERE = Path(fqvit.detect.__file__).parent
-# Modules whose functions all run between pixels and masks.
+# Modules in which every function is a step from pixels to masks.
 FILES = ("fixed/boxes", "fixed/exp", "fixed/masks", "fixed/proposals", "fixed/roialign", "nms")
 FLOATS = (float, np.floating, complex)
 
@@ -56,7 +56,7 @@ class Watch:
 
 
 def outside_weights(found: set[str]) -> set[str]:
-    """Leave out the variables of the formula for interpolation weights, which OpenCV defines with floats."""
+    """Return `found` without the variables of the interpolation weights, which OpenCV defines with floats."""
     formula = tuple(f"opencv.axis_weights: {name} is " for name in ("scale", "at", "first", "share", "one", "before", "after"))
     return {line for line in found if not line.startswith(formula)}
 
@@ -119,12 +119,12 @@ def test_proposals_equal_float_proposals() -> None:
     found = propose(objectness, deltas, (47, 40), c)
     exact = float_propose([x * 0.05 / (i + 1) for i, x in enumerate(objectness)], [x * 0.05 for x in deltas], (47, 40), s)
     assert len(found) == len(exact) == 40
-    # Anchors are rounded to 1/256 pixel and enlarged by up to e^1.5.
+    # Anchors are rounded to 1/256 pixel, and decoding enlarges them, with their errors, by a factor of up to e^1.5.
     assert np.abs(found / 256 - exact).max() < 5 / 256
 
 
 @pytest.mark.parametrize("deltas_per_box", [4, 12])
-def test_refinement_and_selection_equal_the_float_ones(deltas_per_box: int) -> None:
+def test_refinement_and_selection_equal_those_of_the_float_pipeline(deltas_per_box: int) -> None:
     rng, c = np.random.default_rng(1), constants()
     corner = rng.integers(0, 200 * 256, (80, 2))
     boxes = np.concatenate([corner, corner + rng.integers(256, 90 * 256, (80, 2))], 1)

@@ -1,4 +1,4 @@
-"""Integer pasting equals float pasting except for pixels at the threshold."""
+"""Test that masks pasted in integer arithmetic equal those pasted in float, except for pixels close to the threshold."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Heads of detectors: a batch of RoIs gives the same bits as one RoI at a time.
 
-See also: test_batch.py, batching of a hand-made head.
+See also: test_batch.py (batches in a hand-made head).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_batches_give_the_same_bits_as_one_roi_at_a_time(name: str) -> None:
     for program in heads(name):
         codes = random_rois(program, 7)
         one_at_a_time = Reference(program).run_all(codes)
-        # Batches of one RoI, with a partial last batch, of all RoIs, and larger than the input.
+        # Batches of one RoI, of three RoIs (the last batch is partial), of all RoIs, and of more RoIs than there are.
         for batch in (1, 3, 7, 10):
             for head in (HeadRunner(program, 1, batch=batch), HeadRunner(program, 2, "native", batch)):
                 for output, a, b in zip(program.header.outputs, head.run_all(codes), one_at_a_time, strict=True):

@@ -37,7 +37,7 @@ def test_resizing_is_bilinear_between_pixel_centres(new: tuple[int, int]) -> Non
     expected = torch.nn.functional.interpolate(x, new, mode="bilinear")[0].permute(1, 2, 0).numpy()
     found = resize(pixels, *new)
     assert found.shape == (*new, 3)
-    # 1/2 for the rounding, plus half a unit of the weights (2^-11) per axis times a difference of at most 255.
+    # The bound is 1/2 for the rounding, plus, per axis, half the unit of the weights (2^-11) times a difference of at most 255.
     assert abs(found - expected).max() <= 0.5 + 2 * 255 / 2**12
 
 
@@ -56,7 +56,7 @@ def test_boxes_are_mapped_back_to_the_image() -> None:
     assert made.to_original(np.array([[0.0, 0, 1200, 800], [4, 8, 12, 16]])).tolist() == [[0, 0, 300, 200], [1, 2, 3, 4]]
 
 
-def test_images_of_extreme_sizes_are_prepared_and_empty_ones_rejected() -> None:
+def test_images_of_extreme_sizes_are_prepared_and_empty_images_are_rejected() -> None:
     assert prepare(Image.new("RGB", (5000, 1)), S).padded == (32, 1344)
     assert Input(np.zeros((1, 1, 3), np.uint8), 1, 1).padded == (32, 32)
     with pytest.raises(FqvitError, match="no pixels"):

@@ -74,7 +74,7 @@ def test_threads_can_share_a_detector(backend: Backend) -> None:
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_a_pyramid_that_is_valid_at_one_size_only_is_rejected_at_others(backend: Backend) -> None:
-    small = resized(lowered("mask r-cnn", "fqvit").template, 32, 32)  # here the last two levels have one cell each
+    small = resized(lowered("mask r-cnn", "fqvit").template, 32, 32)  # at this size, the last two levels have one cell each
     ops = (msgspec.structs.replace(op, x="rpn_head.relu@3") if op.y == "rpn_head.objectness@4" else op for op in small.ops)
     bad = Program(msgspec.structs.replace(small.header, ops=tuple(ops)), small.constants)
     detector = replace(program_of("mask r-cnn"), pyramid=bad).ready(1, backend)
@@ -148,7 +148,7 @@ def test_images_of_every_size_are_accepted(name: str) -> None:
 
 
 class FloatBetweenPrograms:
-    """Implement Networks of float/pipeline.py with integer programs: only the arithmetic between the networks is float."""
+    """Implement the protocol Networks with integer programs: only the arithmetic between the programs uses floats."""
 
     def __init__(self, name: str) -> None:
         low = lowered(name, "fqvit")
@@ -190,13 +190,13 @@ def test_integer_and_float_arithmetic_between_programs_agree(name: str) -> None:
         a, b = found.detections, exact.detections
         overlap = pairwise_iou(a.boxes, b.boxes) * (a.labels[:, None] == b.labels)
         same, best = overlap.max(1) > 0.9, overlap.argmax(1)
-        # Random weights give near ties: a box that NMS narrowly drops changes which others are kept.
+        # Random weights give near ties: a box that NMS narrowly drops changes which other boxes are kept.
         assert abs(len(a.scores) - len(b.scores)) <= 3 and same.mean() > 0.9
         assert np.abs(a.scores - b.scores[best])[same].max() < 0.01
         assert np.abs(found.probabilities / 2**15 - exact.probabilities[best])[same].mean() < 0.003
 
 
-def test_too_large_images_are_rejected() -> None:
+def test_images_that_are_too_large_are_rejected() -> None:
     with pytest.raises(FqvitError, match="expected sides of 1 to 8192"):
         integer("mask r-cnn").detect(Input(np.zeros((1, 8193, 3), np.uint8), 1, 8193))
 

@@ -1,4 +1,6 @@
-"""The compiled detector is bit-identical to the reference for extreme images, any constants, instruction sets and threads.
+"""Test that the compiled detector is bit-identical to the reference.
+
+This holds for extreme images, any accepted constants, every instruction set and any number of threads.
 
 See also: tests/golden (stored detections), test_integer.py (the same interface on both backends).
 """
@@ -86,7 +88,7 @@ def test_every_instruction_set_gives_the_same_bits(name: str, isa: str, monkeypa
 
 @pytest.mark.parametrize("rule", RESIZERS)
 def test_images_are_resized_bit_identically_to_the_reference(rule: ResizeRule) -> None:
-    # Detections depend on every pixel of the image, so equal ones show equal pixels.
+    # Detections depend on every pixel of the image, so equal detections imply equal pixels.
     program = replace(
         golden("mask_rcnn_v1"),
         resize=rule,
@@ -176,7 +178,7 @@ def test_a_file_can_be_removed_after_loading(tmp_path: Path) -> None:
     assert detector.header == golden("cascade_v1").header and detector.classes == golden("cascade_v1").classes
 
 
-def test_wrong_files_and_empty_images_are_rejected_in_one_line(tmp_path: Path) -> None:
+def test_wrong_files_and_empty_images_give_one_line_errors(tmp_path: Path) -> None:
     classifier = GOLDEN.parent / "tiny_v1.fqvit"
     with pytest.raises(FqvitError, match=r"tiny_v1.fqvit: holds a classifier or .*, not a detector\. Use `fqvit eval`"):
         IntegerDetector(classifier)

@@ -1,4 +1,4 @@
-"""The compiled loader accepts and rejects the same detector files as DetectorProgram.load.
+"""Test that the compiled loader accepts and rejects the same detector files as DetectorProgram.load.
 
 Fields of the JSON, ops and moves of the networks, and constants are changed one by one, each time with a valid fingerprint.
 """

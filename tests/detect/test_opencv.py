@@ -1,4 +1,4 @@
-"""Resizing is bit-identical to OpenCV: stored pixels, the installed cv2, and weights in exact arithmetic."""
+"""Test that resizing is bit-identical to OpenCV: with stored pixels, the installed cv2, and weights in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def contents(rng: np.random.Generator, height: int, width: int) -> NDArray[np.ui
 
 
 def sizes(rng: np.random.Generator, number: int) -> tuple[int, int, int, int]:
-    """Return the old and the new size: arbitrary ones, integer ratios, exactly 2 : 1, one row or column, one side unchanged."""
+    """Return an old and a new size: arbitrary, an integer ratio, exactly 2 : 1, one row or column, or one side unchanged."""
     h, w, height, width = rng.integers(1, 12 if number % 3 else 150, 4).tolist()
     by_y, by_x = rng.integers(1, 6, 2).tolist()
     return (
@@ -79,7 +79,7 @@ def cv2() -> ModuleType:
 
 def assert_equals_opencv(cv2: ModuleType, pixels: NDArray[np.uint8], height: int, width: int) -> None:
     expected = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
-    assert_same(resize(pixels, height, width), expected, f"{pixels.shape[:2]} to {height} x {width}: computed and by OpenCV")
+    assert_same(resize(pixels, height, width), expected, f"{pixels.shape[:2]} to {height} x {width}: ours and that of OpenCV")
 
 
 def test_resizing_equals_the_installed_opencv(cv2: ModuleType) -> None:
@@ -108,10 +108,10 @@ def test_opencv_without_optimizations_gives_the_same_pixels(cv2: ModuleType) -> 
 
 
 def nearest(x: Fraction, bits: int) -> Fraction:
-    """Round to `bits` significant bits, ties to even: an operation of IEEE 754 without overflow or underflow."""
+    """Round to `bits` significant bits, ties to even, as in IEEE 754 without overflow or underflow."""
     if x == 0:
         return x
-    exponent = floor(log2(abs(x)))  # log2 of a float may be one off near powers of two
+    exponent = floor(log2(abs(x)))  # log2 of a float may be off by one near powers of two
     exponent += (abs(x) >= Fraction(2) ** (exponent + 1)) - (abs(x) < Fraction(2) ** exponent)
     unit = Fraction(2) ** (exponent - bits + 1)
     return round(x / unit) * unit
@@ -145,7 +145,7 @@ def test_weights_sum_to_2048_up_to_a_side_of_5461_and_to_nearly_2048_above() -> 
     assert seen == {2047, 2048, 2049}
 
 
-def test_pixels_are_near_the_interpolation_with_the_same_weights() -> None:
+def test_pixels_are_close_to_real_interpolation_with_the_same_weights() -> None:
     pixels = image(60, 45)
     y, above, below = axis_weights(60, 133)
     x, left, right = axis_weights(45, 31)
@@ -153,7 +153,7 @@ def test_pixels_are_near_the_interpolation_with_the_same_weights() -> None:
     rows = wide[y + 1] * (above[:, None, None] / 2048) + wide[y + 2] * (below[:, None, None] / 2048)
     real = rows[:, x + 1] * (left[:, None] / 2048) + rows[:, x + 2] * (right[:, None] / 2048)
     error = resize(pixels, 133, 31) - real
-    # Two truncations in units of 1/4 and one of 2^-7, then a rounding of quarters.
+    # Row sums are truncated to units of 2^-7, then two products to units of 1/4. Their sum is rounded to an integer.
     assert -(3 + 1 / 32) / 4 < error.min() < -0.7 and 0.4 < error.max() <= 0.5
 
 

@@ -1,4 +1,4 @@
-"""From network outputs to detections: small cases computed by hand, and float detectors on images."""
+"""Test the steps from network outputs to detections, on small cases computed by hand, and float detectors on images."""
 
 from __future__ import annotations
 

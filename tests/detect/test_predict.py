@@ -1,4 +1,4 @@
-"""`fqvit detect predict` and `draw` on a small random detector and synthetic shapes, with good and bad input."""
+"""Test `fqvit detect predict` and `draw` on a small random detector and synthetic shapes, with good and bad input."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_images_of_several_formats_and_extreme_sizes_are_accepted(tmp_path: Path
     assert drawn.code == 0 and len(list((tmp_path / "pictures").iterdir())) == 5
 
 
-def test_unreadable_images_are_named_and_the_others_processed(tmp_path: Path) -> None:
+def test_unreadable_images_are_named_and_the_other_images_are_processed(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(Path("val/000001.jpg").read_bytes()[:100])
     words = ("shapes.fqvit", "val/000001.jpg", tmp_path / "bad.png", tmp_path / "none.jpg")
     done = fqvit("detect", "predict", *words, "-o", tmp_path / "r.json")
@@ -68,7 +68,7 @@ def test_unreadable_images_are_named_and_the_others_processed(tmp_path: Path) ->
     assert {r["file_name"] for r in results_of(tmp_path / "r.json")} == {"val/000001.jpg"}
     done = fqvit("detect", "draw", *words, "-o", tmp_path / "pictures")
     assert done.code == 2 and [path.name for path in (tmp_path / "pictures").iterdir()] == ["000001.png"]
-    for command in (("predict",), ("draw", "-o", tmp_path / "none")):  # one image, one line
+    for command in (("predict",), ("draw", "-o", tmp_path / "none")):  # one image gives a one-line error
         assert_rejected(fqvit("detect", *command, "shapes.fqvit", tmp_path / "none.jpg"), "none.jpg: no such file")
 
 
@@ -98,7 +98,7 @@ def test_draw_marks_detections(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["000001-2.png", "000001.png"]
 
 
-def test_draw_errors_are_one_line(tmp_path: Path) -> None:
+def test_draw_reports_one_line_errors(tmp_path: Path) -> None:
     def draw(*words: object) -> Any:
         return fqvit("detect", "draw", *words)
 
@@ -176,7 +176,7 @@ def test_draw_never_overwrites_the_images_it_reads(tmp_path: Path) -> None:
     ):
         assert_rejected(fqvit("detect", "draw", *words), said, "would be overwritten", "-o DIR")
     assert {path.name: path.read_bytes() for path in photos.iterdir()} == before
-    # An output may be in the folder of its image unless an image has its name; earlier outputs are replaced.
+    # An output may be in the folder of its input unless an input has the same name; earlier outputs are replaced.
     for _ in range(2):
         assert fqvit("detect", "draw", "shapes.fqvit", photos / "z.jpg", "-o", photos).code == 0
         assert fqvit("detect", "draw", "shapes.fqvit", photos / "a.png", photos / "a.png", "-o", tmp_path / "out").code == 0

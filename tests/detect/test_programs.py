@@ -1,4 +1,4 @@
-"""Detectors as integer programs: the pyramid at several sizes, box heads and mask heads."""
+"""Tests of detectors as integer programs: the pyramid at several sizes, box heads and mask heads."""
 
 from __future__ import annotations
 

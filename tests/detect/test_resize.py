@@ -1,6 +1,6 @@
 """Resize a hand-made program, and reject invalid moves.
 
-See also: test_sizes.py, the pyramids of detectors.
+See also: test_sizes.py (resizing the pyramids of detectors).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def program_of(ops: tuple[Any, ...], moves: dict[str, Move], output: Output, con
 def pyramid(*more: Any, **moves: Move | None) -> Program:
     """32 x 32 pixels -> 8 x 8 patches -> self-attention in windows of 4 x 4; also every second patch, enlarged again.
 
-    moves: replace the correct ones; None removes a move
+    moves: changes to MOVES, by buffer; None removes a move
     """
     ops = (
         PATCHES,
@@ -182,7 +182,7 @@ def test_the_indices_of_a_depthwise_op_cannot_be_resized(move: Move | None) -> N
         resized(program, 64, 64)
 
 
-def test_sides_are_limited_by_8192_and_the_size_of_buffers() -> None:
+def test_sides_are_limited_to_8192_pixels_and_by_the_size_of_buffers() -> None:
     parts = {
         "y.w": np.ones((64, 48), np.int8),
         "y.bias": np.zeros(64, np.int32),

@@ -1,4 +1,4 @@
-"""Float RoIAlign compared with its definition, sample by sample."""
+"""Compare float RoIAlign with its definition, sample by sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer that runs on several maps stores its weights once: the proposal head, on five levels."""
+"""Test that a layer that runs on several maps stores its weights once. The proposal head runs on five levels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pyramid(recipe: str) -> Program:
 
 
 @pytest.mark.parametrize("recipe", ["fqvit", "npu", "fq-vit", "fq-vit-original", "packed"])
-def test_every_level_uses_the_weights_of_the_first(recipe: str) -> None:
+def test_every_level_uses_the_weights_of_the_first_level(recipe: str) -> None:
     program = pyramid(recipe)
     owners = {op.y: op.weights_of for op in program.ops if isinstance(op, Linear) and op.y.startswith("rpn_head.")}
     assert owners == {f"{y}@{i}" if i else y: y if i else None for i in range(5) for y in LAYERS}

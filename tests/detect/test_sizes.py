@@ -1,4 +1,4 @@
-"""One pyramid at several image sizes: a resized program equals the one lowered at that size."""
+"""Test one pyramid at several image sizes: a resized program equals a program lowered at that size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def template(recipe: str = "fqvit") -> Program:
 
 @pytest.mark.parametrize("recipe", ["fqvit", "fq-vit", "fq-vit-8", "npu"])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_resized_program_equals_the_lowered_one(size: tuple[int, int], recipe: str) -> None:
+def test_a_resized_program_equals_a_program_lowered_at_that_size(size: tuple[int, int], recipe: str) -> None:
     direct = lower(pyramid_model(detector_of("mask r-cnn"), *size), calibrated("mask r-cnn", recipe).pyramid)
     made = resized(template(recipe), *size)
     assert made.ops == direct.ops
@@ -110,7 +110,8 @@ def test_invalid_moves_are_rejected(move: Move | None) -> None:
     program = template()
     for name, right in program.header.moves.items():
         if move is None and right.kind == "grid":
-            # Without its move, only the first axis is resized; this still verifies if no later op checks the height and width.
+            # Without this move, only the first axis is resized. Such a program still verifies if no later op checks the height
+            # and width.
             continue
         moves = {key: value for key, value in program.header.moves.items() if key != name}
         if move is not None and move.kind != right.kind:

@@ -1,4 +1,4 @@
-"""The synthetic shapes data set, and training of the small detectors on it."""
+"""Tests of the synthetic shapes data set, and of training the small detectors on it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_training_reduces_the_losses(trainer: ModuleType, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mask_rcnn", "cascade"])
-def test_a_resumed_training_ends_with_the_same_weights(
+def test_resumed_training_ends_with_the_same_weights(
     trainer: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pycocotools")

@@ -212,7 +212,7 @@ def test_workers_on_one_machine_are_assigned_its_gpus_round_robin() -> None:
         own_gpu({"LOCAL_RANK": "x"}, 2)
 
 
-# The tests below start real processes. Each needs seconds to import torch, so there are few of them.
+# The tests below start real processes. Each process needs seconds to import torch, so there are few such tests.
 
 
 def test_torchrun_gives_the_same_fingerprint_as_a_single_process(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_three_processes_give_the_same_top1_as_one_process_and_only_the_first_pr
     assert [out for _, out, _ in found[1:]] == ["", ""] and [err for _, _, err in found] == [""] * 3
 
 
-def test_an_error_of_one_worker_ends_all_with_one_line(tmp_path: Path) -> None:
+def test_an_error_in_one_worker_ends_all_workers_with_a_one_line_error(tmp_path: Path) -> None:
     from PIL import Image
 
     (tmp_path / "calib").mkdir()
@@ -320,7 +320,7 @@ with replacing(sys.argv[1] + "/out") as temporary:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_a_killed_worker_ends_all_with_one_line_and_no_partial_file(tmp_path: Path) -> None:
+def test_killing_a_worker_ends_all_workers_with_a_one_line_error_and_no_partial_file(tmp_path: Path) -> None:
     processes = start([["-c", WAIT, tmp_path]] * 3, FQVIT_LOST_AFTER="3")
     until = time.monotonic() + 60
     while len(list(tmp_path.glob("ready*"))) < 3 and time.monotonic() < until:
@@ -335,5 +335,5 @@ def test_a_killed_worker_ends_all_with_one_line_and_no_partial_file(tmp_path: Pa
     lines = [line for _, _, err in found for line in err.splitlines()]
     assert len(lines) == 1 and lines[0].startswith("fqvit: worker 1 (") and "was lost" in lines[0], lines
     assert "start again" in lines[0]
-    # A killed process cannot remove its temporary file; the other workers did.
+    # A killed process cannot remove its temporary file; the other workers removed theirs.
     assert len(list(tmp_path.glob(".out.*.tmp"))) <= 1 and not (tmp_path / "out").exists()

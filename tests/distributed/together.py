@@ -26,9 +26,9 @@ class OtherFailed(Exception):
 
 
 class ThreadGroup(Group):
-    """A worker that is a thread: it sends through queues instead of gloo. Everything else is the code under test.
+    """A worker that is a thread and communicates through queues instead of gloo. Everything else is the code under test.
 
-    Only the thread that holds the baton runs, because torch.fx cannot trace in two threads. A waiting thread releases it.
+    Only the thread that holds the lock `baton` runs, because torch.fx cannot trace in two threads. Waiting threads release it.
     """
 
     def __init__(self, rank: int, size: int, mail: Mail, baton: threading.Lock | None = None) -> None:
@@ -54,7 +54,7 @@ class ThreadGroup(Group):
 
 
 def together(size: int, work: Callable[[Workers], T]) -> list[T]:
-    """Run work(workers) as every worker and return the results. Raise the exception of the first worker whose work failed."""
+    """Run work(worker) in `size` workers and return the results. Raise the exception of the first worker that failed."""
     mail: Mail = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
     results: list[Any] = [None] * size
     baton = threading.Lock()

@@ -33,7 +33,7 @@ def test_the_simulation_rebuilt_from_a_program_matches_that_of_its_calibration(m
 
 
 def test_compensated_weights_are_taken_from_the_program(compensated: Any) -> None:
-    """They cannot be recomputed without the calibration images."""
+    """Compensated weights cannot be recomputed without the calibration images."""
     mine = Comparer(compensated.program, compensated.model).simulation
     theirs = Simulation(compensated.model, compensated.calibration)
     for name, (weight, bias) in theirs.weights.items():
@@ -53,7 +53,7 @@ def test_all_sites_and_the_logits_are_compared_lowest_ratio_first(made: Any) -> 
     assert found.integer_agreement is not None and 0 <= found.integer_agreement <= 100
 
 
-def test_integer_and_simulated_ratios_are_close_and_not_above_that_of_the_site_alone(made: Any) -> None:
+def test_integer_and_simulated_ratios_are_close_and_not_above_the_ratio_for_rounding_only_this_site(made: Any) -> None:
     for row in compare(made.program, made.model, [made.images[:12]]).sites:
         assert row.integer_db is not None and row.simulated_db is not None
         assert math.isclose(row.integer_db, row.simulated_db, abs_tol=2.5), row

@@ -1,4 +1,4 @@
-"""The summary of a program lists all its bytes, ops, sites, proofs and weights, and the numbers add up."""
+"""Test that the summary of a program lists all its bytes, ops, sites, proofs and weights, and that the numbers add up."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_tightest_returns_the_proof_with_the_least_headroom_of_every_kind(made: 
         assert row.headroom == min(p.headroom for p in found.proofs if (p.op, p.what) == (row.op, row.what))
 
 
-def test_packed_4_bit_weights_count_half_a_byte_each(grouped: Any, tmp_path: Path) -> None:
+def test_packed_4_bit_weights_count_as_half_a_byte_each(grouped: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.fqvit"
     grouped.program.save(path)
     found = inspect(grouped.program, path)
@@ -108,7 +108,7 @@ def test_narrow_weights_without_groups_are_packed(bits: int, tmp_path: Path) -> 
     program.save(path)
     found = inspect(program, path)
     assert list(found.weights_by_bits) == [bits] and found.groups == () and program.header.version == 2
-    assert found.packed == found.linear == found.weights and bits <= found.bits_per_weight < bits + 0.3  # rows fill bytes
+    assert found.packed == found.linear == found.weights and bits <= found.bits_per_weight < bits + 0.3  # padded to whole bytes
 
 
 def test_the_kind_of_a_constant_follows_from_its_name() -> None:
@@ -121,7 +121,7 @@ def test_the_kind_of_a_constant_follows_from_its_name() -> None:
 
 
 def test_the_range_of_a_site_covers_its_decoded_codes() -> None:
-    """It is exact for sites with one zero point per Power-of-Two Factor, whose scales already include the factor."""
+    """The range is exact for sites with one zero point per Power-of-Two Factor, whose scales already include the factor."""
     kinds = set()
     for path in sorted(GOLDEN.glob("*_v?.fqvit")):
         program = Program.load(path)

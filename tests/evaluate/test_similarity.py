@@ -1,4 +1,4 @@
-"""Tests of the comparison of embeddings: cosines, percentiles, nearest neighbours, ties and sign bits."""
+"""Tests of the comparison of embeddings: cosine similarity, percentiles, nearest neighbours, ties and sign bits."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_duplicates_of_the_nearest_image_count_as_the_same_neighbour() -> None:
     assert all(own != near and own // 3 == near // 3 for own, near in enumerate(neighbours.by_integer.tolist()))
 
 
-def test_a_different_neighbour_is_counted() -> None:
+def test_a_different_neighbour_lowers_the_agreement() -> None:
     values = np.array([[1, 0.1], [1, 0], [0.9, -0.2], [0, 1]], np.float32)
     codes = values.copy()
     codes[0] = 0.3, 1.0  # now nearest to the last image
@@ -133,7 +133,7 @@ def test_two_images_and_tokens_have_no_neighbour_agreement() -> None:
     assert tokens.result(None).neighbour_agreement is None and not tokens.floats
 
 
-def test_nan_of_the_float_model_is_rejected() -> None:
+def test_nan_in_the_outputs_of_the_float_model_is_rejected() -> None:
     with pytest.raises(FqvitError, match="embedding: the float model gives NaN or infinite values"):
         OutputVectors(EMBEDDING).add(["a"], np.full((1, 16), np.nan, np.float32), np.zeros((1, 16), np.uint8))
 

@@ -83,7 +83,7 @@ def possible_outputs(program: Program) -> list[Output]:
 
 
 def with_outputs(program: Program, *outputs: Output) -> Program:
-    """Return the program with other outputs."""
+    """Return the program with `outputs` in place of its own."""
     changed = msgspec.structs.replace(program.header, output=outputs[0], others=outputs[1:])
     return Program(changed, program.constants)
 

@@ -30,7 +30,7 @@ def test_a_buffer_reuses_memory_that_is_no_longer_in_use() -> None:
     assert offsets == {"a": 0, "b": 64, "c": 0} and total == 96
 
 
-def test_the_smallest_arena_of_the_three_orders_is_returned() -> None:
+def test_the_smallest_arena_of_three_placement_orders_is_returned() -> None:
     sizes = {"a": 16, "b": 16, "c": 24, "d": 8, "e": 24}
     lifetimes = {"a": (0, 0), "b": (0, 1), "c": (2, 4), "d": (0, 2), "e": (1, 3)}
-    assert plan_arena(sizes, lifetimes)[1] == 56  # by size 72, by length of the lifetime 56, by first use 64
+    assert plan_arena(sizes, lifetimes)[1] == 56  # placed by size: 72 bytes, by length of the lifetime: 56, by first use: 64

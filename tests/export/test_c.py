@@ -121,7 +121,7 @@ def test_the_code_names_its_sites_and_is_short_enough_to_read(exported_vit: Path
     assert len(text.splitlines()) < 1200 and max(map(len, text.splitlines())) < 250
 
 
-def test_scores_and_hidden_layer_never_exist_as_whole_buffers(fmnist_vit: Program) -> None:
+def test_scores_and_hidden_activations_never_exist_as_whole_buffers(fmnist_vit: Program) -> None:
     planned = plan(fmnist_vit, fmnist_vit.verify())
     kinds = {name: memory.kind for name, memory in planned.allocations.items()}
     assert kinds["blocks.0.attn.scores"] == kinds["blocks.0.attn.softmax"] == kinds["blocks.0.mlp.fc1"] == "row"

@@ -41,7 +41,7 @@ def cortex_m4(exported_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_the_embedded_model_fits_into_a_cortex_m4(cortex_m4: Path) -> None:
     text, data, bss = (int(size) for size in run(tool("arm-none-eabi-size"), cortex_m4).splitlines()[1].split()[:3])
     assert data == 0 and text < FLASH // 3
-    assert bss + 28 * 28 < RAM // 8  # bss includes the stack of the linker script; an image comes on top
+    assert bss + 28 * 28 < RAM // 8  # bss includes the stack of the linker script, but not the image
 
 
 def test_a_cortex_m4_matches_the_reference(cortex_m4: Path, fmnist_vit: Program, tmp_path: Path) -> None:

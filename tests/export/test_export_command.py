@@ -87,7 +87,7 @@ def test_export_reports_file_size_and_fingerprint(
     assert "void shoes_run(" in (tmp_path / "small_c" / "model.h").read_text()
 
 
-def test_mistakes_are_reported_in_one_line(exported: Path, file: Path, tmp_path: Path) -> None:
+def test_mistakes_give_one_line_errors(exported: Path, file: Path, tmp_path: Path) -> None:
     assert_rejected(fqvit("export", file, "--to", "onnx", "-o", tmp_path / "none" / "x.onnx"), "no such folder")
     assert_rejected(fqvit("export", tmp_path / "none.fqvit", "--to", "onnx", "-o", tmp_path / "x.onnx"), "none.fqvit")
     assert_rejected(fqvit("export", file, "--to", "onnx", "--prefix", "shoes"), "--prefix: only valid with --to c")

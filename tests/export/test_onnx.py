@@ -99,7 +99,7 @@ def test_networks_match_the_reference_in_every_buffer_for_any_batch(
 
 @pytest.mark.parametrize("features", ["tokens", "pooled"])
 @pytest.mark.parametrize("recipe", ["fq-vit", "fqvit"])
-def test_features_are_codes_in_an_output_named_by_their_kind(features: str, recipe: str) -> None:
+def test_features_are_codes_in_an_output_named_after_their_kind(features: str, recipe: str) -> None:
     source = float_model("vit")
     program = lower(source, calibration_of(source, recipe, features=features))
     images = images_for(program.header.preprocess, 2)
@@ -187,7 +187,7 @@ def test_the_widest_layernorm_that_verifies_does_not_overflow() -> None:
     op = LayerNorm(y="y", x="x", epsilon=1, shift=30, b_shift=0, zero=15)
     draw = Draw(np.random.default_rng(0), "random")
     draw.buffer("x", (4, channels), 4)
-    draw.buffers["x"][:, :2] = np.arange(channels) == 7  # rows 0 and 1: the largest t
+    draw.buffers["x"][:, :2] = np.arange(channels) == 7  # rows 0 and 1: the largest t (see LayerNorm)
     draw.buffers["x"][:, 1] *= 15
     draw.buffers["x"][:, 2] = (np.arange(channels) % 2) * 15  # the largest variance
     draw.constants["y.affine"] = np.stack([np.full(channels, 64), np.full(channels, 2**30)]).astype(np.int32)

@@ -42,12 +42,12 @@ TARGETS = ("ort", "openvino", "tensorrt")
 
 
 def small(kind: str) -> Program:
-    """Return a captured program, or a small one of leaf modules."""
+    """Return a captured program, or the program of a small model made of leaf modules."""
     return captured_program(kind) if kind in CAPTURED else lowered(kind, "fqvit")[2]
 
 
 def dequantized(program: Program, images: NDArray[np.uint8]) -> list[NDArray[np.float64]]:
-    """Return the values of all outputs."""
+    """Return the dequantized values of all outputs."""
     values = []
     for output, codes in zip(program.header.outputs, Reference(program).run_all(images), strict=True):
         alpha = 0 if output.alpha is None else program.constants[output.alpha].astype(np.float64)
@@ -82,7 +82,9 @@ def test_named_outputs_have_the_same_bits_on_every_backend(kind: str, builder: B
 
 
 @pytest.mark.parametrize("kind", ["vit", "swin"])
-def test_8_bit_attention_with_curve_levels_is_the_same_everywhere(kind: str, builder: Builder, tmp_path: Path) -> None:
+def test_8_bit_attention_with_curve_levels_has_the_same_bits_on_every_backend(
+    kind: str, builder: Builder, tmp_path: Path
+) -> None:
     model = float_model(kind)
     images = images_for(model.preprocess, 4)
     program = lower(model, calibrate(model, [images], with_bits(load_recipe("embedding"), "8/8/8")))
@@ -93,7 +95,7 @@ def test_8_bit_attention_with_curve_levels_is_the_same_everywhere(kind: str, bui
 
 @pytest.mark.parametrize("name", ["embedding:l2", "embedding:sign", "tokens@0", "class@0:u8"])
 @pytest.mark.parametrize("kind", ["vit", "features"])
-def test_a_single_output_by_name_has_the_same_bits_on_every_backend(
+def test_a_single_named_output_has_the_same_bits_on_every_backend(
     kind: str, name: str, builder: Builder, tmp_path: Path
 ) -> None:
     model, _, program = made(kind, "fqvit", (name,))
@@ -166,7 +168,7 @@ def qdq_outputs(model: Any, images: NDArray[np.uint8]) -> list[NDArray[np.float3
 @pytest.mark.parametrize("kind", [*CAPTURED, "vit", "padded swin"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_qdq_outputs_are_the_values_of_the_program(kind: str, target: Any) -> None:
-    """Every buffer that can be an output is one; most values differ by float rounding only."""
+    """Every buffer that can be an output is made an output. Most values differ only by float rounding."""
     program = small(kind)
     skipped = {op.y for op in program.ops if isinstance(op, LogSoftmax | RowCodes)}
     buffers = {one.buffer: one for one in possible_outputs(program) if one.buffer not in skipped}

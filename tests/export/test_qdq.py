@@ -1,4 +1,4 @@
-"""Tests of QDQ ONNX: its codes equal those of the program, up to float rounding."""
+"""Tests of ONNX exports with QuantizeLinear and DequantizeLinear (QDQ): codes equal those of the program up to rounding."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def made(kind: str, name: str | Recipe, **options: Any) -> tuple[Program, NDArra
 
 
 def logits(model: Any, images: NDArray[np.uint8], plain: bool = True) -> NDArray[np.float32]:
-    """Run the model. plain: run every op as ONNX defines it; else ONNX Runtime fuses ops into its integer kernels"""
+    """Run the model. plain: run every op as ONNX defines it; otherwise ONNX Runtime fuses ops into integer kernels"""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     if plain:
@@ -71,7 +71,7 @@ def test_exports_of_8_bit_programs_reproduce_their_logits(kind: str, name: str) 
     onnx.checker.check_model(model, full_check=True)
     found = logits(model, images)
     assert correlation(found, expected) > 0.9995 and len(notes) == 1
-    # Codes that round differently at a tie change a few logits; most are equal up to rounding.
+    # Codes that round differently at a tie change a few logits; most logits are equal up to rounding.
     assert np.median(np.abs(found - expected)) < 0.005 * expected.std()
 
 
@@ -142,7 +142,7 @@ def test_only_standard_ops_of_the_opset_are_used(target: Any) -> None:
         assert [(one.domain, one.version) for one in model.opset_import] == [("", 21 if target == "ort" else 20)]
 
 
-def test_tensorrt_has_symmetric_int8_with_one_scale_per_activation() -> None:
+def test_target_tensorrt_uses_symmetric_int8_with_one_scale_per_activation() -> None:
     model, _ = build(made("vit", "fqvit")[0], "tensorrt")
     constants = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
     quantizers = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]

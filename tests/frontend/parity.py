@@ -1,4 +1,4 @@
-"""Wrap one operation in a small module, capture it, and compare the outputs of graph and module."""
+"""Wrap one operation in a small module, capture it, and compare the outputs of the graph with those of the module."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Body = Callable[..., Any]
 
 
 class Tokens(nn.Module):
-    """Patches of 2 x 2 pixels as tokens [N, 16, 8], then `body`.
+    """Embed patches of 2 x 2 pixels as tokens [N, 16, 8], then apply `body`.
 
-    layers: modules that the body uses; a function gets them as its second argument
+    layers: modules that `body` uses; if `body` is a function, they are its second argument
     """
 
     def __init__(self, body: Body, **layers: nn.Module) -> None:
@@ -35,7 +35,7 @@ class Tokens(nn.Module):
 
 
 class Maps(Tokens):
-    """The same values as feature maps [N, 8, 4, 4]."""
+    """Like Tokens, but `body` gets the same values as feature maps [N, 8, 4, 4]."""
 
     def forward(self, images: Tensor) -> Any:
         return self.run(self.patches(images))

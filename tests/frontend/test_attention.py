@@ -1,4 +1,4 @@
-"""Handlers of attention: explicit and fused, with bias, mask and constant queries."""
+"""Tests of how attention is captured: explicit and fused, with bias, mask and constant queries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MASK = torch.ones(16, 16, dtype=torch.bool).tril()
 
 
 def attention(mask: Tensor | None = None, explicit: bool = False, norm: bool = False) -> Tokens:
-    """Return a module with one attention over 16 tokens."""
+    """Return a module with one attention layer over 16 tokens."""
     model = Tokens(lambda x: x, qkv=nn.Linear(8, 24), proj=nn.Linear(8, 8))
 
     def body(x: Tensor, layers: nn.ModuleDict) -> Tensor:
@@ -89,7 +89,7 @@ def test_windows_with_a_cyclic_shift_are_captured() -> None:
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_heads_before_windows_become_heads_after_windows(count: int) -> None:
-    """NesT has the axes [N, heads, windows, tokens, width], and interleaves joined heads: channel 0 of each comes first."""
+    """NesT has the axes [N, heads, windows, tokens, width], and interleaves joined heads: channel 0 of every head is first."""
     model = Tokens(lambda x: x, qkv=nn.Linear(8, 24), proj=nn.Linear(8, 8))
 
     def body(x: Tensor, layers: nn.ModuleDict) -> Tensor:
@@ -144,7 +144,7 @@ def test_einsum_and_batched_products_are_captured() -> None:
 
 
 def test_grouped_queries_with_rotary_positions_are_captured() -> None:
-    """Sapiens2 rotates K once per group, keeps the first token, and repeats the heads of K and V."""
+    """Sapiens2 rotates K once per group, except for the first token, and repeats the heads of K and V."""
     angles = torch.randn(15, 2, generator=torch.Generator().manual_seed(5)).repeat(1, 2)
     model = Tokens(lambda x: x, q=nn.Linear(8, 16), k=nn.Linear(8, 8), v=nn.Linear(8, 8), proj=nn.Linear(16, 8))
 

@@ -1,4 +1,4 @@
-"""Capture as a whole: outputs, batches, what happens to the module, and parity with families of timm."""
+"""Tests of capture as a whole: outputs, batches, no changes to the module, and parity with families of timm."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_parity_compares_the_graph_with_the_module_itself() -> None:
 
 
 class TwoHeads(nn.Module):
-    """Return the mean of two classifiers, each of the two (as in a distilled DeiT), and the tokens. There is no MLP."""
+    """Return the mean of two classifiers, the output of each (as in a distilled DeiT), and the tokens. There is no MLP."""
 
     def __init__(self) -> None:
         super().__init__()

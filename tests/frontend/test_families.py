@@ -1,4 +1,4 @@
-"""Plain torch models of four families with trained weights: captured, quantized, exact, and close to float."""
+"""Test that captured torch models of four families, with trained weights, are bit-exact in the engine and close to float."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named outputs of captured families: the blocks, prefix tokens and norms that are found, and the values of programs."""
+"""Tests of named outputs of captured families: the blocks, prefix tokens and norms that are found, and output values."""
 
 from __future__ import annotations
 

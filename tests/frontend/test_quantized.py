@@ -1,4 +1,4 @@
-"""Captured attention in unusual layouts, quantized: exact in the engine, and close to float."""
+"""Test that captured attention in unusual layouts, once quantized, is bit-exact in the engine and close to float."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def in_order(x: Tensor) -> Tensor:
 
 
 def interleaved(x: Tensor) -> Tensor:
-    """As `in_order`, but channel c belongs to head c mod 2."""
+    """Like `in_order`, but channel c belongs to head c mod 2."""
     return x.reshape(-1, 16, WIDTH, HEADS).permute(0, 3, 1, 2)
 
 
 def similarity(body: Callable[[Tensor, nn.ModuleDict], Tensor]) -> float:
-    """Quantize a module; return the cosine of the integer and the float output."""
+    """Quantize a module and return the cosine similarity of the integer and the float output."""
     model = Tokens(body, q=nn.Linear(8, 8), k=nn.Linear(8, 8), v=nn.Linear(8, 8), proj=nn.Linear(8, 8))
     module = captured(model)
     images = np.random.default_rng(0).integers(0, 256, (9, *SIZE[1:], 3), dtype=np.uint8)
@@ -57,7 +57,7 @@ def test_v_may_have_its_heads_in_any_order(split: Split) -> None:
     assert similarity(body) > 0.99
 
 
-def test_keys_may_be_the_values() -> None:
+def test_keys_and_values_may_be_the_same() -> None:
     def body(x: Tensor, layers: nn.ModuleDict) -> Tensor:
         q, v = in_order(layers["q"](x)), in_order(layers["v"](x) * SIZES)
         return layers["proj"](F.scaled_dot_product_attention(q, v, v).transpose(1, 2).flatten(2))

@@ -1,4 +1,4 @@
-"""Rewrites of the draft: what is folded, split, merged and reordered."""
+"""Tests of rewrites of the draft graph: what is folded, split, merged and reordered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tests.frontend.parity import Tokens, captured, kinds, tokens
 
 
-def test_layer_scale_is_folded_into_the_layer_before() -> None:
+def test_layer_scale_is_folded_into_the_preceding_layer() -> None:
     model = Tokens(lambda x: x, fc=nn.Linear(8, 8))
     model.body = lambda x, layers: x + layers["fc"](F.gelu(x)) * torch.arange(8.0)
     assert kinds(captured(model)) == ["Patches", "Gelu", "Linear", "Add"]
@@ -42,24 +42,24 @@ def test_factors_of_concatenated_values_are_folded() -> None:
     assert "Depthwise" not in kinds(captured(model))
 
 
-def test_factors_of_concatenated_functions_are_steps_before_the_concatenation() -> None:
+def test_factors_of_concatenated_activations_are_applied_before_the_concatenation() -> None:
     graph = tokens(lambda x: F.silu(torch.cat([F.gelu(x) * torch.arange(8.0), F.relu(x) * 3], 1)))
     assert kinds(graph).count("Depthwise") == 2 and "Join" in kinds(graph)
 
 
-def test_class_token_and_positions_are_one_embedding() -> None:
+def test_class_token_and_position_embedding_become_one_leaf() -> None:
     token, positions = torch.randn(1, 1, 8), torch.randn(1, 17, 8)
     graph = tokens(lambda x: F.gelu(torch.cat([token.expand(len(x), -1, -1), x], 1) + positions))
     assert kinds(graph) == ["Patches", "Embed", "Gelu"]
 
 
-def test_positions_added_to_other_values_become_a_shift() -> None:
+def test_position_embeddings_added_to_other_values_become_a_shift() -> None:
     positions = torch.randn(1, 16, 8)
     graph = tokens(lambda x: F.gelu(F.silu(x)[:, 3:9] + positions[:, :6]))
     assert kinds(graph).count("Shift") == 1
 
 
-def test_a_linear_layer_is_divided_between_readers_of_different_channels() -> None:
+def test_a_linear_layer_is_split_between_readers_of_different_channels() -> None:
     model = Tokens(lambda x: x, fc=nn.Linear(8, 12))
 
     def body(x: Tensor, layers: nn.ModuleDict) -> Tensor:

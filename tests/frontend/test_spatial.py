@@ -1,4 +1,4 @@
-"""Handlers of convolutions, pooling, interpolation and reductions."""
+"""Tests of how convolutions, pooling, interpolation and reductions are captured."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_sums_and_maxima_are_captured() -> None:
     tokens(lambda x: F.gelu(x).sum(1) + F.gelu(x).amax(1))
 
 
-def test_padding_with_zeros_constants_and_neighbours_is_captured() -> None:
+def test_padding_with_zeros_constants_and_reflections_is_captured() -> None:
     maps(lambda x: F.pad(F.gelu(x), (1, 2, 0, 1)))
     maps(lambda x: F.pad(F.gelu(x), (1, 1, 1, 1), value=2.0))
     maps(lambda x: F.pad(F.gelu(x), (1, 1, 1, 1), mode="reflect"))

@@ -43,7 +43,7 @@ def cosine() -> Program:
 
     linear("qkv", 3 * CHANNELS, 2000)
     linear("head", CLASSES, 200)
-    # Distances between positions on the grid, in both directions.
+    # Row and column offsets between every two positions on the grid.
     down, across = (np.arange(TOKENS) // GRID, np.arange(TOKENS) % GRID)
     offsets = [axis[:, None] - axis[None, :] + GRID - 1 for axis in (down, across)]
     constants["positions"] = (offsets[0] * (2 * GRID - 1) + offsets[1]).astype(np.int32)

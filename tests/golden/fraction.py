@@ -1,4 +1,4 @@
-"""Build a small program from random weights, with norms whose quotients have fewer than 24 fraction bits, as in long rows."""
+"""Build a small program from random weights. As for long rows, the quotients of its norms have fewer than 24 fraction bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIDE, CHANNELS, CLASSES = 6, 36, 5
 
 
 def fraction() -> Program:
-    """Return a program with a norm of every row, and one of all values as a single row without centering."""
+    """Return a program with two norms: one of every row, and one of all values as a single row, without centering."""
     rng = np.random.default_rng(31)
     shift, b_shift = 36, 20
     constants: dict[str, np.ndarray[Any, Any]] = {}

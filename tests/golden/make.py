@@ -2,8 +2,8 @@
 
     python tests/golden/make.py
 
-Creates only missing files and never changes existing ones; tests do not call it. A new format version gets its own files in
-addition to these.
+The script creates only missing files and never changes existing ones; tests do not run it. A new format version gets its own
+files in addition to these.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SMALL_SWIN = SwinConfig((64, 64), 4, 3, 0, 4, (1, 1, 1, 1), (1, 1, 2, 2), 2, hid
 MASK_RCNN = DetectorConfig(SMALL_SWIN, 3, channels=8, box_width=12, mask_convs=1, mask_channels=8)
 CASCADE = replace(MASK_RCNN, stages=2, agnostic=True, box_convs=1, box_fcs=1, box_channels=8)
 # {file in detectors/: (configuration, recipe)}
-# The first two were made by 0.1.0: their files have no field `resize`.
+# The first two files were made by fqvit 0.1.0: they have no field `resize`.
 DETECTORS = {"mask_rcnn_v1": (MASK_RCNN, "fqvit"), "cascade_v1": (CASCADE, "fq-vit"), "opencv_v1": (MASK_RCNN, "fq-vit")}
 
 

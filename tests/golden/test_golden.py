@@ -1,4 +1,7 @@
-"""Test that committed files of every format version load and give their stored outputs. If a test fails, fix the code."""
+"""Test that committed files of every format version load and give their stored outputs.
+
+If a test fails, fix the code, not the files.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ DETECTORS = [HERE / "detectors" / f"{name}_v1.fqvit" for name in ("cascade", "ma
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_a_file_of_version_1_gives_the_same_bits(path: Path, library: Any) -> None:
+def test_a_file_of_version_1_gives_its_stored_outputs(path: Path, library: Any) -> None:
     expected = np.load(path.with_suffix(".npz"))
     program = Program.load(path)
     assert program.header.version == 1 and program.fingerprint() == str(expected["fingerprint"])
@@ -37,7 +40,7 @@ def test_a_file_of_version_1_gives_the_same_bits(path: Path, library: Any) -> No
 
 @pytest.mark.parametrize("path", NEWER, ids=lambda path: path.stem)
 @pytest.mark.parametrize("backend", ["numpy", "torch", "native"])
-def test_a_file_of_version_2_gives_the_same_bits(path: Path, backend: Any) -> None:
+def test_a_file_of_version_2_gives_its_stored_outputs(path: Path, backend: Any) -> None:
     expected = np.load(path.with_suffix(".npz"))
     program = Program.load(path)
     assert program.header.version == 2 and program.fingerprint() == str(expected["fingerprint"])
@@ -54,7 +57,7 @@ def test_the_files_of_version_2_have_weights_of_every_width_with_and_without_gro
 
 
 @pytest.mark.parametrize("path", OUTPUTS, ids=lambda path: path.stem)
-def test_a_file_with_several_outputs_gives_the_same_bits(path: Path) -> None:
+def test_a_file_with_several_outputs_gives_its_stored_outputs(path: Path) -> None:
     expected = np.load(path.with_suffix(".npz"))
     program = Program.load(path)
     assert program.header.version == 1 and program.fingerprint() == str(expected["fingerprint"])
@@ -72,7 +75,7 @@ def test_the_files_with_several_outputs_have_every_modifier() -> None:
 
 @pytest.mark.parametrize("path", DETECTORS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_a_detector_of_version_1_gives_the_same_detections(path: Path, backend: Any) -> None:
+def test_a_detector_of_version_1_gives_its_stored_detections(path: Path, backend: Any) -> None:
     expected = np.load(path.with_suffix(".npz"))
     program = DetectorProgram.load(path)
     assert program.header.version == 1 and program.fingerprint() == str(expected["fingerprint"])

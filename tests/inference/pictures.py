@@ -24,7 +24,7 @@ def png(seed: int) -> bytes:
 
 
 def folder_of(folder: Path, count: int, first: int = 0) -> Path:
-    """Write count pictures to two sub-folders."""
+    """Write `count` pictures to two sub-folders."""
     for number in range(first, first + count):
         path = folder / f"{number % 2}" / f"{number:04}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Embedding many images: order, parts, interruption, unreadable images, full disks and workers."""
+"""Tests of embedding many images: order, parts, interruption, unreadable images, full disks and workers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_order_and_the_bits_do_not_depend_on_parts_and_batches(tmp_path: Pat
 
 
 class Killed(BaseException):
-    """Stands for a signal: nothing handles it."""
+    """Stands for a signal that ends the process: no code catches it."""
 
 
 def kill_after(monkeypatch: pytest.MonkeyPatch, runs: int) -> list[int]:
@@ -297,4 +297,4 @@ def test_memory_holds_a_few_parts_at_a_time(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(embed.PartsFolder, "store", store_and_count)
     for suffix in (".npy", ".safetensors"):
         embed_file(job_of(folder_of(tmp_path / "photos", 195)), tmp_path / f"out{suffix}")
-    assert most["parts"] <= 6 and most["rows"] == 10  # of 20 parts
+    assert most["parts"] <= 6 and most["rows"] == 10  # there are 20 parts

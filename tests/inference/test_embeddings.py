@@ -1,4 +1,4 @@
-"""Embedding files: every format returns what was written, and damaged or foreign files are rejected in one line."""
+"""Tests of embedding files: every format returns what was written, and damaged or foreign files give one-line errors."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_errors_name_a_missing_file_and_a_file_with_an_unknown_suffix(tmp_path: 
         read(tmp_path / "out.csv")
 
 
-def test_damaged_files_are_rejected_in_one_line(tmp_path: Path, suffix: str) -> None:
+def test_damaged_files_give_one_line_errors(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"out{suffix}"
     write(path, some(20, EMBEDDING))
     whole = path.read_bytes()
@@ -186,7 +186,7 @@ def test_damaged_files_are_rejected_in_one_line(tmp_path: Path, suffix: str) -> 
             assert "\n" not in str(error)
 
 
-def test_a_npy_file_needs_its_json(tmp_path: Path) -> None:
+def test_an_npy_file_needs_its_json_file(tmp_path: Path) -> None:
     path = tmp_path / "out.npy"
     write(path, some(2, EMBEDDING))
     about = json.loads((tmp_path / "out.json").read_text())

@@ -1,4 +1,4 @@
-"""fqvit.load: images of every kind give the same bits as the engine on preprocessed pixels."""
+"""Tests of fqvit.load: images of every kind give the same bits as the engine on preprocessed pixels."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_detect_gives_the_same_objects_as_the_detector(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "method"), [(TOKENS, "classify"), (TOKENS, "detect"), (CLASSIFIER, "detect"), (DETECTOR, "embed")]
 )
-def test_a_method_that_the_file_lacks_is_refused(file: Path, method: str, tmp_path: Path) -> None:
+def test_a_method_that_the_program_does_not_support_is_rejected(file: Path, method: str, tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match=rf"so it has no {method}\(\)"):
         getattr(load(file), method)(pictures(tmp_path, 1)[0])
 

@@ -1,4 +1,4 @@
-"""Exact dot products on the engine, integer cosines, and the order of neighbours."""
+"""Tests of search: exact dot products on the engine, integer cosine similarity, and the order of neighbours."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_i32_values_are_all_reduced_by_the_same_shift() -> None:
     assert (reduced(small, 0)[0].astype(np.int64) - 32768).tolist() == [[5, -7]]
 
 
-def test_binary_search_counts_equal_bits() -> None:
+def test_a_binary_index_searches_by_hamming_distance() -> None:
     signs = codes("uint8", 3000, 6)
     query = signs[1234:1235] ^ np.array([1, 0, 0, 0, 0, 0], np.uint8)
     found = BinaryIndex(signs).search(query, 0, 2)
@@ -163,7 +163,7 @@ LOGITS = Info("logits", "logits", 0.1, 0, "i32", (10,))
 SHIFTED = Info("class@3", "pooled", 0.1, 0, "u8", (2,), (1, 0))
 
 
-def test_an_index_takes_the_first_vector_that_is_an_embedding() -> None:
+def test_an_index_uses_the_first_output_that_is_an_embedding() -> None:
     found = embeddings(LOGITS, TOKENS, SHIFTED, VECTOR, SIGN_BITS)
     index = index_of(found)
     assert isinstance(index, Index) and index.zero == 120 and len(index) == 30

@@ -1,4 +1,4 @@
-"""Reading and quantizing text embeddings, and classifying with them."""
+"""Tests of reading and quantizing text embeddings, and of classifying with them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_files_with_invalid_arrays_are_named_in_the_error(tmp_path: Path, arrays
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"text", None])
-def test_damaged_and_missing_files_are_named(tmp_path: Path, content: bytes | None) -> None:
+def test_errors_name_damaged_and_missing_files(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "text.npz"
     if content is not None:
         path.write_bytes(content)

@@ -1,6 +1,6 @@
-"""Embed on a Ray cluster of two nodes on this machine.
+"""Test embedding on a Ray cluster of two nodes on this machine.
 
-The files equal those of a single process, even if a worker or a node is lost.
+The files must equal those of a single process, even if a worker or a node is lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis  # noqa: F401  # else its plugin imports it at the end, while threads of Ray compile (CPython issue 106905)
+import hypothesis  # noqa: F401  # its plugin would import it at the end, while threads of Ray compile (CPython issue 106905)
 import numpy as np
 import pytest
 
@@ -58,7 +58,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the shards (`tars`) and their embeddings by a single process (`one`)."""
+    """Return a folder with shards (`tars`) and with the embeddings that a single process computed from them (`one`)."""
     root = tmp_path_factory.mktemp("ray")
     for number in range(SHARDS):
         tar_of(root / "tars" / f"x-{number}.tar", range(number * ROWS, (number + 1) * ROWS))
@@ -113,7 +113,7 @@ def test_two_nodes_write_the_same_files_as_one_process(cluster: Cluster, shards:
     assert_complete(tmp_path / "out", shards)
 
 
-def test_the_shard_of_a_killed_worker_is_done_again(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
+def test_the_shard_of_a_killed_worker_is_embedded_again(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
     killed: list[int] = []
 
     def kill() -> None:
@@ -129,7 +129,7 @@ def test_the_shard_of_a_killed_worker_is_done_again(cluster: Cluster, shards: Pa
     assert_complete(tmp_path / "out", shards)
 
 
-def test_an_embedder_is_a_step_of_a_pipeline(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_embedder_can_be_a_step_of_a_pipeline(cluster: Cluster, tmp_path: Path) -> None:
     place = folder_of(tmp_path / "photos", 20)
     (place / "0" / "0004.png").write_text("no picture")
     dataset = ray.data.read_binary_files(str(place), include_paths=True)
@@ -139,7 +139,7 @@ def test_an_embedder_is_a_step_of_a_pipeline(cluster: Cluster, tmp_path: Path) -
     np.testing.assert_array_equal(codes, expected_codes([row["path"] for row in rows]))
 
 
-def test_a_damaged_shard_is_named_and_the_others_are_complete(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_named_and_the_other_shards_are_complete(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
     with pytest.raises(FqvitError, match="no output 'mean'"):
         embed_shards(TOKENS, shards / "tars", tmp_path / "out", output="mean")
     tar_of(tmp_path / "tars" / "good.tar", range(5))
@@ -149,8 +149,8 @@ def test_a_damaged_shard_is_named_and_the_others_are_complete(cluster: Cluster, 
     assert "\n" not in str(error.value) and os.listdir(tmp_path / "out") == ["good.safetensors"]
 
 
-def test_the_shards_of_a_lost_node_are_done_by_the_other(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
-    """The last test: the cluster has one node afterwards. The first node is occupied until the second is lost."""
+def test_the_shards_of_a_lost_node_are_embedded_by_the_other_node(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
+    """Must be the last test: afterwards the cluster has one node. The first node is occupied until the second is lost."""
     here = NodeAffinitySchedulingStrategy(cluster.head_node.node_id, soft=False)
     occupant = ray.remote(Occupant).options(num_cpus=1, scheduling_strategy=here).remote()
     ray.get(occupant.ready.remote())

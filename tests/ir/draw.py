@@ -18,7 +18,7 @@ STYLES = ("random", "lowest", "highest", "mixed")
 class Draw:
     """The random choices of one case and the buffers and constants drawn so far.
 
-    style: the contents of buffers, one of STYLES: random codes, only the lowest, only the highest, or a mix of both
+    style: the contents of buffers, one of STYLES: random codes, only the lowest, only the highest, or a mix of these two
     """
 
     rng: np.random.Generator

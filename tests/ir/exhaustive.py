@@ -154,7 +154,7 @@ def norms() -> Case:
         for codes in PAIRS:
             v = [(code - zero) * 2**k for code, k in zip(codes, alpha, strict=True)]
             d = 2 * sum(x * x for x in v) - sum(v) ** 2 + epsilon
-            j = (62 - d.bit_length()) // 2  # d 4^j < 2^62
+            j = (62 - d.bit_length()) // 2  # d * 4^j < 2^62
             root = math.isqrt(d * 4**j)
             for c in range(2):
                 t = half_up_ratio((2 * v[c] - sum(v)) * 2 ** (24 + j), root)
@@ -192,9 +192,9 @@ def tables() -> Case:
 
 
 def log2_code(total: int, part: int, bits: int) -> int:
-    """Return the log2 code of part / total: n + 1 if r >= 1.5 2^n, else n, with r = round(total / part), n = floor(log2(r)).
+    """Return the log2 code of part / total: n + 1 if r >= 1.5 * 2^n, else n.
 
-    Codes saturate at 2^bits - 1, which is also the code of part = 0.
+    r = round(total / part), n = floor(log2(r)). Codes saturate at 2^bits - 1, which is also the code of part = 0.
     """
     last = 2**bits - 1
     if part == 0:
@@ -210,7 +210,7 @@ def softmaxes() -> Case:
     constants: dict[str, Any] = {}
     expected = {}
     made = {f"exp {scale}": exp_table(scale, 256, 2) for scale in (1e-3, 0.02, 0.07, 0.5, 3.0)}
-    # 2^k, 1.5 2^k and their neighbours: the entries where codes change.
+    # 2^k, 1.5 * 2^k and their neighbours: the entries where codes change.
     edges = {round(f * 2**k) + d for k in range(1, 30) for f in (1, 1.5) for d in (-1, 0, 1)}
     made["edges"] = np.array([2**29, *sorted((e for e in edges if e < 2**29), reverse=True), 0], np.int32)[:256]
     made["small"] = np.array([6, 3, 2, 1, 1, 0], np.int32)
@@ -235,7 +235,7 @@ def softmaxes() -> Case:
 
 
 def shifts() -> Case:
-    """Every log2 code times every value, one token per row: acc = (v - zero) 2^(last - a)."""
+    """Every log2 code times every value, one token per row: acc = (v - zero) * 2^(last - a)."""
     ops: list[AnyOp] = [Permute(y="v", x="row", view=(1, 256), perm=(0, 1), shape=(1, 1, 256))]
     constants: dict[str, Any] = {}
     expected = {}
@@ -301,7 +301,7 @@ CASES: dict[str, Callable[[], Case]] = {
 def joined(case: Case) -> list[tuple[Program, list[int]]]:
     """Return one program per dtype, with its expected output: at most eight of the case's buffers, concatenated.
 
-    For runtimes that return only the output of a program.
+    These programs are for runtimes that return only the output of a program.
     """
     values = {op.y: op for op in case.program.ops}
     made = []

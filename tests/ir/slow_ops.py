@@ -68,7 +68,7 @@ def lookup(op: Lookup, get: Get) -> Result:
 
 
 def packed_value(row: np.ndarray[Any, Any], i: int, width: int) -> int:
-    """Value i of a row, which is one large number whose lowest bits are the first value."""
+    """Return value i of a packed row: one large integer whose least significant bits are the first value."""
     return sum(int(byte) * 256**place for place, byte in enumerate(row)) // 2 ** (i * width) % 2**width
 
 
@@ -202,7 +202,7 @@ def matmul(op: MatMul, get: Get) -> Result:
 
 
 def by_distance(x: np.ndarray[Any, Any], row: tuple[int, ...], table: Any, region: Any, elsewhere: int) -> list[int]:
-    """Look up each code of a row by its distance from the largest; masked tokens (in another region) give `elsewhere`."""
+    """Look up each code of a row by its distance from the largest code; masked tokens (other regions) give `elsewhere`."""
     *lead, _, m = row
     tokens = x.shape[-1]
     codes = [int(v) for v in x[row]]

@@ -1,4 +1,4 @@
-"""Tests of multiply, rotary, depthwise and max: bounds, rejected programs, and the float functions that they stand for."""
+"""Tests of multiply, rotary, depthwise and max: bounds, rejected programs, and agreement with float functions."""
 
 from __future__ import annotations
 

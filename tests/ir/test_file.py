@@ -1,4 +1,4 @@
-"""Tests of saving and loading programs: same ops, constants, fingerprint and bits."""
+"""Tests of saving and loading programs: ops, constants, fingerprint and output bits stay the same."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_loaded_program_equals_the_saved_one(kind: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin"])
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_4_bit_weights_make_a_smaller_file_with_the_same_bits(kind: str, library: Any, tmp_path: Path) -> None:
+def test_files_with_4_bit_weights_are_smaller_and_give_the_same_logits(kind: str, library: Any, tmp_path: Path) -> None:
     model = float_model(kind)
     calibration = calibration_of(model, GROUPED)
     program = lower(model, calibration)

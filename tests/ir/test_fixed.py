@@ -121,7 +121,7 @@ def log2_of(x: int) -> int:
 
 
 @both
-def test_ilog2_is_the_index_of_the_highest_bit(library: str) -> None:
+def test_ilog2_is_the_index_of_the_most_significant_bit(library: str) -> None:
     small = list(range(1, 4097))
     edges = sorted({max(1, 2**e + d) for e in range(63) for d in (-1, 0, 1) if 2**e + d < 2**63})
     for xs in (small, edges):
@@ -129,7 +129,7 @@ def test_ilog2_is_the_index_of_the_highest_bit(library: str) -> None:
 
 
 def slow_ilog2_round(x: int) -> int:
-    """log2 of x, rounded up if x is at least 1.5 times a power of two."""
+    """Return floor(log2(x)), plus 1 if the mantissa of x is at least 1.5."""
     top = log2_of(x)
     return top + (2 * x >= 3 * 2**top)
 

@@ -53,7 +53,7 @@ def test_take_rejects_more_axes_than_the_limit() -> None:
         sized((2, 2, 3), take, i=np.zeros((1,) * MAX_AXES, np.int32)).verify()
 
 
-def test_the_limit_of_channels_applies_to_computed_buffers_but_not_to_moved_ones() -> None:
+def test_the_channel_limit_applies_to_computed_buffers_but_not_to_moved_ones() -> None:
     lookup, table = Lookup(y="y", x="c"), {"y.table": np.zeros(256, np.uint8)}
     for channels in (MAX_CHANNELS, MAX_CHANNELS + 1):
         row = Permute(y="c", x=INPUT, view=(1, channels), perm=(0, 1))

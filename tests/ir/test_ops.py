@@ -205,7 +205,7 @@ def scores(draw: Draw) -> tuple[str | None, int]:
     else:
         draw.buffer("x", (windows, heads, tokens, tokens), bits)
         region = draw.one(None, draw.constant("region", 0, 2, (windows, tokens), "u8"))
-    small = np.array([6, 3, 2, 1, 1, 0], np.int32)  # so small that e = 1 is a large part of the sum
+    small = np.array([6, 3, 2, 1, 1, 0], np.int32)  # so small that an exponential of 1 is a large part of the sum
     draw.constants["y.table"] = draw.one(exp_table(draw.one(1e-4, 0.02, 0.1, 1.0, 30.0), 2**bits, tokens), small)
     return region, 2**bits
 
@@ -353,4 +353,4 @@ def test_most_random_cases_are_accepted_by_verify(kind: type) -> None:
         draw = Draw(np.random.default_rng(seed), "random")
         op = CASES[kind](draw)
         accepted += all(proof.holds for proof in op.infer(Scope(draw.values, draw.constants, op.y))[1])
-    assert accepted >= 24, f"{accepted} of 40"
+    assert accepted >= 24, f"verify() accepts only {accepted} of 40 cases"

@@ -1,4 +1,4 @@
-"""Tests of the file size: at most 7 % (tiny) or 3.5 % (small) above that of the int8 weights, without class names."""
+"""Tests of the file size without class names: at most 7 % (tiny) or 3.5 % (small) above the size of the int8 weights."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_sums_maps_every_input_of_a_sum_to_the_parameters_of_that_sum() -> None:
     assert sums["blocks.1.mlp.fc2"] is calibration.sites["blocks.1.add2"] and "blocks.0.mlp.fc1" not in sums
 
 
-def test_context_collects_facts_of_a_graph() -> None:
+def test_context_collects_facts_about_a_graph() -> None:
     linear, act = Node("linear", Linear(4, 4, "inner"), ("images",)), Node("act", Relu(), ("linear",))
     plain = facts_of(Graph((linear, act), "act"))
     assert plain.fused_relus == {"linear": "act"} and plain.sums == {} and not plain.masked and not plain.resizable
@@ -65,7 +65,7 @@ def test_the_recipe_decides_the_width_of_multipliers() -> None:
     assert short.short and lowering_in(short).encode_ratio(0.3) == encode_ratio("y", 0.3, short=True)
 
 
-def test_with_short_multipliers_terms_of_a_sum_are_in_fractions_of_its_scale() -> None:
+def test_with_short_multipliers_the_unit_of_a_term_is_a_fraction_of_the_scale_of_its_sum() -> None:
     for bits, fraction in ((8, 8), (13, 3), (14, 2), (15, 2), (16, 2)):
         found = context_of("short", sums={"y": QParams(bits, np.array([0.5]), np.array([3]))})
         assert found.sum_unit("y") == 0.5 / 2**fraction and found.sum_unit("other") is None

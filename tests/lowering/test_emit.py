@@ -1,4 +1,4 @@
-"""Tests of lowering/emit.py: names and dtypes of constants, and that equal ones are stored once."""
+"""Tests of lowering/emit.py: constants have the right names and dtypes, and equal ones are stored once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_multipliers_are_stored_in_16_bits_only_if_all_fit() -> None:
     found = Emitter()
     found.requantizer("x", np.array([0.3]), short=False)  # full multipliers keep all bits
     assert found.constants["x.mult"].tolist() == [multiplier(0.3)[0]]
-    found.requantizer("y", np.array([0.3, 40000.0]), short=True)  # the shift of the second is too small
+    found.requantizer("y", np.array([0.3, 40000.0]), short=True)  # a 16-bit multiplier of the second would need a shift below 1
     assert found.constants["y.mult"].dtype == np.int32
     assert found.constants["y.mult"].tolist() == [encode_ratio("y", 0.3, short=True)[0], multiplier(40000.0)[0]]
     found.requantizer("z", np.array([2.0**15 * (1 - 2.0**-20)]), short=True)
@@ -71,7 +71,7 @@ def test_zero_points_have_the_dtype_of_their_codes(bits: int, dtype: type) -> No
     assert isinstance(name, str) and found.constants[name].dtype == dtype and found.constants[name].tolist() == zero
 
 
-def test_equal_constants_of_a_kind_are_stored_once() -> None:
+def test_equal_constants_of_the_same_kind_are_stored_once() -> None:
     found = Emitter()
     a, b = np.array([1, 2, 3, 4], np.uint8), np.array([1, 2, 3, 5], np.uint8)
     names = [found.shared(*one) for one in (("a", a), ("a", a.copy()), ("a", b), ("b", a), ("a", a.reshape(2, 2)), ("a", b))]

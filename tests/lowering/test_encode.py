@@ -67,7 +67,7 @@ def test_terms_of_a_sum_share_the_largest_shift_that_fits(ratios: list[float], s
         with pytest.raises(FqvitError, match="^sum: the ratio of its scales is"):
             shared_shift("sum", [np.array(ratios)], short)
         return
-    # The largest ratio of both terms determines the shift.
+    # The largest of all ratios, over both terms, determines the shift.
     mults, shift = shared_shift("sum", [np.array(ratios), np.array(ratios[::-1][:1])], short)
     exact = [r * 2.0**shift for r in (*ratios, ratios[-1])]
     assert [m for mult in mults for m in mult.tolist()] == [int(np.floor(x + 0.5)) for x in exact]
@@ -120,7 +120,10 @@ def test_values_that_do_not_fit_32_bits_are_rejected() -> None:
 
 @pytest.mark.parametrize(("channels", "fraction"), [(1, 24), (16128, 24), (16129, 23), (65024, 23), (65025, 22), (2**20, 20)])
 def test_long_rows_of_a_norm_have_fewer_fraction_bits(channels: int, fraction: int) -> None:
-    """The fraction is the largest, up to 24, with (isqrt(C) + 1) 2^fraction < 2^31, which bounds the quotients of a row."""
+    """The fraction is the largest number up to 24 with (isqrt(C) + 1) * 2^fraction < 2^31.
+
+    The left side is a bound on the quotients of a row of C channels.
+    """
     root = math.isqrt(channels) + 1
     assert quotient_fraction(channels) == fraction
     assert root << fraction < 2**31 and (fraction == 24 or root << fraction + 1 >= 2**31)

@@ -1,4 +1,4 @@
-"""Tests of GELU tables: every entry, at many scales and zero points, against x Phi(x) in 60 decimal digits."""
+"""Tests of GELU tables: every entry, at many scales and zero points, against x * Phi(x) with 60 decimal digits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SETTINGS = [
 
 
 def exact_gelu(x: Decimal) -> Decimal:
-    """Return x Phi(x), with Phi(x) = 1/2 + phi(x) (x + x^3 / 3 + x^5 / 15 + ...), whose terms all have the same sign."""
+    """Return x * Phi(x); Phi(x) = 1/2 + phi(x) * (x + x^3 / 3 + x^5 / 15 + ...). All terms of the sum have the same sign."""
     if abs(x) > 14:  # phi is below 1e-42 there
         return x if x > 0 else Decimal(0)
     term = total = x
@@ -80,7 +80,7 @@ def test_every_entry_is_the_rounded_gelu_of_its_code(s_x: float, z_x: int, s_y: 
 
 @pytest.mark.parametrize("s_x, z_x, s_y", [(0.05, 128, 0.02), (0.1, 255, 0.001), (1e-4, 128, 1e-4), (0.5, 128, 1e-3)])
 def test_with_per_channel_powers_of_two_every_result_is_rounded_once(s_x: float, z_x: int, s_y: float) -> None:
-    """The table holds floor(2 value / finest scale); Lookup's shift rounds that to the scale of each channel."""
+    """The table holds floor(2 * value / finest scale); Lookup's shift rounds the entry to the scale of each channel."""
     powers = np.arange(5)
     q = QParams(8, s_y * 2.0**powers, np.array([12, 8, 7, 3, 1]))
     constants, op = table_of(QParams(8, np.array([s_x]), np.array([z_x])), q)

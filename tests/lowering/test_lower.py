@@ -49,7 +49,7 @@ def agreement(model: FloatModel, recipe: Recipe) -> float:
         ("minmax", "7/7/4"),
     ],
 )
-def test_every_bit_width_lowers_and_agrees_with_its_simulation(kind: str, bits: str, recipe: str) -> None:
+def test_programs_of_every_bit_width_agree_with_their_simulation(kind: str, bits: str, recipe: str) -> None:
     model = float_model(kind)
     # A value between two codes may round either way, and with few bits one code is a large part of the range.
     threshold = 0.6 if "2/2" in bits else 0.95
@@ -58,13 +58,13 @@ def test_every_bit_width_lowers_and_agrees_with_its_simulation(kind: str, bits: 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("recipe", ["ema", "percentile", "omse"])
-def test_models_lower_with_every_observer(kind: str, recipe: str) -> None:
+def test_models_can_be_lowered_with_every_observer(kind: str, recipe: str) -> None:
     assert agreement(float_model(kind), RECIPES[recipe]) > 0.98
 
 
 @pytest.mark.parametrize("k", [0, 1, 8])
 @pytest.mark.parametrize("kind", ["vit", "swin"])
-def test_models_lower_with_small_and_large_k(kind: str, k: int) -> None:
+def test_models_can_be_lowered_with_small_and_large_k(kind: str, k: int) -> None:
     assert agreement(float_model(kind), msgspec.structs.replace(RECIPES["fq-vit-8"], k=k)) > 0.95
 
 
@@ -122,7 +122,7 @@ STRANGE: dict[str, Callable[[ViT], None]] = {
 
 @pytest.mark.parametrize("recipe", ["fq-vit", "fq-vit-original", "minmax"])
 @pytest.mark.parametrize("change", STRANGE)
-def test_strange_weights_lower_and_agree_with_their_simulation(change: str, recipe: str) -> None:
+def test_programs_with_strange_weights_agree_with_their_simulation(change: str, recipe: str) -> None:
     model = float_model("vit")
     assert isinstance(model.module, ViT)
     with torch.no_grad():
@@ -131,7 +131,7 @@ def test_strange_weights_lower_and_agree_with_their_simulation(change: str, reci
 
 
 @pytest.mark.parametrize("factor", [1e9, 1e15, 1e25])
-def test_huge_weights_lower_or_are_rejected_in_one_line(factor: float) -> None:
+def test_models_with_huge_weights_are_lowered_or_rejected_with_a_one_line_error(factor: float) -> None:
     for name in ("blocks.0.mlp.fc2.weight", "blocks.0.norm1.weight", "patch_embed.proj.weight", "blocks.0.attn.qkv.bias"):
         model = float_model("vit")
         with torch.no_grad():
@@ -185,7 +185,7 @@ def test_class_scores_with_a_site_use_the_scale_of_that_site() -> None:
 
 
 @pytest.mark.parametrize("bits", [26, 28, 29, 31])
-def test_attention_times_v_with_a_much_too_fine_scale_lowers_or_is_rejected(bits: int) -> None:
+def test_attention_times_v_with_a_much_too_fine_scale_is_lowered_or_rejected(bits: int) -> None:
     model = float_model("vit")
     calibration = calibration_of(model, "fqvit")
     name = "blocks.0.attn.context"

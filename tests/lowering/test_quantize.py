@@ -121,7 +121,7 @@ def test_recipes_bits_and_limits_are_applied() -> None:
         ({"bits": 4}, "bits 4: expected W/A/ATTN"),
         ({"limit": 0}, "limit: 0, expected at least 1"),
         ({"outputs": "nothing"}, "output 'nothing': unknown name"),
-        ({"size": 12}, "size: for models that are not loaded yet"),
+        ({"size": 12}, "size: only valid for models that are not loaded yet"),
     ],
     ids=str,
 )

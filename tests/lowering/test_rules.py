@@ -99,7 +99,7 @@ class Made:
             self.exact = leaf(*floats, *tensors)
 
     def check(self, error: float | None = None) -> None:
-        """Check that codes are the nearest ones, or within `error` codes; and that accumulators are within `error`."""
+        """Check that codes are the nearest ones, or at most `error` codes away; accumulators may be off by at most `error`."""
         exact = self.exact
         if self.lowered.q is not None:
             q = self.lowered.q
@@ -153,7 +153,7 @@ def test_class_scores_share_the_coarsest_unit(q: QParams | None, unit: float) ->
     assert made.values.dtype == np.int32
 
 
-def test_with_short_multipliers_terms_of_a_sum_are_in_fractions_of_its_scale() -> None:
+def test_with_short_multipliers_the_unit_of_a_term_is_a_fraction_of_the_scale_of_its_sum() -> None:
     made = Made(linear(), [codes((5, 6))], None, recipe={"mult": "short"}, sums={"y": params(0.5, 3)})
     assert made.lowered.unit.tolist() == [0.5 / 256]
     made.check(0.5 / 512 * (1 + 1e-3))
@@ -201,7 +201,7 @@ POSITIONS = torch.linspace(-1, 1, 20).double().reshape(1, 5, 4)
 
 @pytest.mark.parametrize("patches", [numbers((3, 4), np.array([0.01, 0.02, 0.03, 0.04])), codes((3, 4), params(0.05, 99))])
 @pytest.mark.parametrize("prefix", [0, 1, 2])
-def test_embed_adds_tokens_and_positions_to_patches(patches: tuple[LoweredValue, Array], prefix: int) -> None:
+def test_embed_prepends_tokens_and_adds_position_embeddings(patches: tuple[LoweredValue, Array], prefix: int) -> None:
     unit = 0.05 if patches[0].q is not None else 0.04
     clipped = PREFIX if patches[0].q is None else PREFIX.clamp(-99 * 0.05, 156 * 0.05)
     made = Made(layers.Embed(), [patches], params(0.1, 128), clipped[:, :prefix], POSITIONS[:, : 3 + prefix])

@@ -37,8 +37,8 @@ def test_a_leaf_without_a_rule_is_rejected() -> None:
         emitted(layers.Leaf("norm"), codes((3, 4))[0], params(0.5, 3))
 
 
-def test_with_short_multipliers_positions_use_a_fraction_of_the_sums_scale_as_unit() -> None:
-    # Positions of 16 bits have the unit 2^-15. Short multipliers need the unit 0.5 / 2^8, which is 64 times as large.
+def test_with_short_multipliers_the_unit_of_position_embeddings_is_a_fraction_of_the_scale_of_the_sum() -> None:
+    # Position embeddings with 16 bits have the unit 2^-15. Short multipliers need the unit 0.5 / 2^8, 64 times as large.
     units = [32767, 31, 32, 33, 95, 96, -31, -32, -33, -95, -97, 0]
     positions = torch.tensor(units).double().reshape(1, 3, 4) / 2**15
     nothing = torch.zeros(1, 0, 4).double()
@@ -81,7 +81,7 @@ def test_a_sum_uses_the_unit_of_each_channel() -> None:
     [(0.1, 4, 0.5, 6), (0.1, 4, 0.45, 8), (0.1, 3, 0.05, 360), (1e-6, 4, 0.5, 1), (1e-6, 4, 0.0025, 3)],
 )
 def test_epsilon_is_scaled_to_the_integer_variance(eps: float, channels: int, scale: float, epsilon: int) -> None:
-    """epsilon = max(1, round(eps (C / s)^2)), because the op's D is C^2 times the variance of codes with scale s."""
+    """epsilon = max(1, round(eps * (C / s)^2)), because the op's D is C^2 times the variance of codes with scale s."""
     made = Made(layers.LayerNorm(channels, eps), [codes((5, channels), params(scale, 100))], params(0.02, 128))
     (op,) = made.emit.ops
     assert isinstance(op, LayerNorm) and op.epsilon == epsilon

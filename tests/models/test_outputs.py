@@ -88,7 +88,7 @@ def test_outputs_without_a_layer_follow_the_last_norm(kind: str) -> None:
     images, prefix = pictures(model), prefix_of(kind)
     known = values_of(model, images)
     if "norm" not in known:
-        pytest.skip("normalises after pooling")
+        pytest.skip("this model normalises after pooling")
     tokens, mean = run(model, images, "tokens", "mean")
     assert torch.allclose(tokens, known["norm"][:, prefix:], atol=1e-6)
     assert torch.allclose(mean, known["norm"][:, prefix:].mean(1), atol=1e-6)

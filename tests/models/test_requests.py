@@ -47,7 +47,7 @@ def test_a_name_a_layer_and_modifiers_are_parsed(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_a_mistake_is_named_in_one_line(text: str) -> None:
+def test_a_mistake_gives_a_one_line_error_with_the_reason(text: str) -> None:
     with pytest.raises(FqvitError) as caught:
         parse_outputs([text])
     assert str(caught.value).startswith(f"output {text!r}: {BAD[text]}") or BAD[text] in str(caught.value)

@@ -28,7 +28,7 @@ def test_the_traced_graph_equals_the_module() -> None:
         assert torch.equal(trace(model).run(images), model(images))
 
 
-def test_all_parameters_except_tokens_and_positions_belong_to_leaves() -> None:
+def test_all_parameters_except_tokens_and_position_embeddings_belong_to_leaves() -> None:
     model = ViT(SMALL)
     inside = {f"{name}.{p}" for name, m in model.named_modules() if isinstance(m, Leaf) for p, _ in m.named_parameters()}
     assert {name for name, _ in model.named_parameters()} - inside == {"cls_token", "pos_embed"}

@@ -18,7 +18,7 @@ FLAGS = dict.fromkeys(("detect/opencv_weights.cpp", "image/weights.cpp"), ("-ffp
 
 
 def json_headers() -> Path:
-    """Return the folder with the headers of nlohmann-json, from the wheel of this name; skip the test if it is missing."""
+    """Return the header folder of the Python package nlohmann-json; skip the test if the package is not installed."""
     spec = importlib.util.find_spec("nlohmann_json")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("needs the package nlohmann-json")

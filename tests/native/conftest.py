@@ -25,7 +25,7 @@ def x86_compiler(compiler: Compiler) -> Compiler:
 @pytest.fixture(scope="session")
 def gcc(x86_compiler: Compiler) -> Compiler:
     if "Free Software Foundation" not in run(x86_compiler.command, "--version"):
-        pytest.skip("needs GCC, whose -mgeneral-regs-only rejects floats; with clang it rejects the standard headers")
+        pytest.skip("needs GCC, whose -mgeneral-regs-only rejects floats; clang with this option rejects the standard headers")
     return x86_compiler
 
 
@@ -46,7 +46,7 @@ def windows_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """Return libfqvit, installed as by a user."""
+    """Return libfqvit, installed as a user would install it."""
     if platform.system() != "Linux":
         pytest.skip("needs Linux")
     with shared_folder(tmp_path_factory, "library") as folder:

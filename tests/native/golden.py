@@ -1,4 +1,4 @@
-"""Write the golden files as native/test/capi_test.c reads them."""
+"""Write the golden files in the form that native/test/capi_test.c reads."""
 
 from __future__ import annotations
 

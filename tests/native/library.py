@@ -42,7 +42,7 @@ class Library:
 
 
 def json_include() -> Path:
-    """Return the folder of nlohmann/json.hpp: $FQVIT_JSON_INCLUDE, that of the Python package, or the system's."""
+    """Return the folder that contains nlohmann/json.hpp: $FQVIT_JSON_INCLUDE, the Python package's or a system folder."""
     spec = importlib.util.find_spec("nlohmann_json")
     folders = [Path(os.environ.get("FQVIT_JSON_INCLUDE", "absent")), Path("/usr/include"), Path("/usr/local/include")]
     folders[1:1] = [Path(place) / "include" for place in (spec.submodule_search_locations or ())] if spec else []
@@ -75,7 +75,7 @@ def install(folder: Path, cc: str, cxx: str, *options: str) -> Library:
 
 @contextmanager
 def shared_folder(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
-    """Yield a folder of this session that all workers of pytest-xdist share, to one worker at a time."""
+    """Yield a folder that all pytest-xdist workers of this session share; a lock admits one worker at a time."""
     import fcntl
 
     root = factory.getbasetemp()

@@ -1,4 +1,7 @@
-"""The C API: native/test/capi_test.c as C99, and through ctypes against Program, Preprocess.apply and the reference."""
+"""Test the C API: compile native/test/capi_test.c as C99 and run it; call the library through ctypes.
+
+The results of ctypes are compared with those of Program, Preprocess.apply and the reference.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def test_the_c99_program_is_clean_under_valgrind(library: Library, tmp_path: Pat
 
 
 @pytest.mark.parametrize("language, standard", [("c", "c99"), ("c", "c17"), ("c++", "c++98"), ("c++", "c++20")])
-def test_the_header_compiles_alone(language: str, standard: str, tmp_path: Path) -> None:
+def test_the_header_is_self_contained(language: str, standard: str, tmp_path: Path) -> None:
     flags = ("-x", language, f"-std={standard}", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only")
     source = tmp_path / "source"
     source.write_text(f'#include "{HEADER}"\nfqvit_options options = FQVIT_OPTIONS_INIT;\n')
@@ -171,13 +174,13 @@ def test_class_names_that_are_not_utf8_are_decoded_as_in_python(api: Api) -> Non
     assert Model(api, encoded(hostile)).classes() == tuple(names.decode("utf-8", "replace").split("\n"))
 
 
-def test_unusable_files_are_rejected_in_one_line(api: Api, tmp_path: Path) -> None:
+def test_unusable_files_give_a_one_line_error(api: Api, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     good = (GOLDEN / "tiny_v1.fqvit").read_bytes()
     for name, data in {"empty": b"", "short": good[:-1], "long": good + b"x", "bits": good[:-9] + bytes(9)}.items():
         (tmp_path / name).write_bytes(data)
     for path, status, text in [
-        (tmp_path / "absent", capi.FILE, "no such file. Check the path, or make one with `fqvit quantize -o absent`."),
+        (tmp_path / "absent", capi.FILE, "no such file. Check the path."),
         (tmp_path, capi.FILE, "not a regular file. Check the path."),
         (tmp_path / "fifo", capi.FILE, "not a regular file. Check the path."),
         (tmp_path / "empty", capi.PROGRAM, "not a .fqvit file, expected one written by `fqvit quantize`. Check the path."),
@@ -214,7 +217,7 @@ def test_errors_are_one_line_of_utf8_whatever_a_path_contains(api: Api) -> None:
     assert api.error().startswith("a b [1m\ufffd  c: no such file. Check the path, ")
 
 
-def test_a_name_in_a_file_that_is_longer_than_the_buffer_is_cut_at_a_character(api: Api) -> None:
+def test_an_error_that_is_longer_than_the_buffer_is_cut_between_characters(api: Api) -> None:
     long = program()
     header = msgspec.structs.replace(long.header, output=msgspec.structs.replace(long.header.output, buffer="é" * 2000))
     with pytest.raises(LibraryError) as found:
@@ -233,7 +236,7 @@ def test_the_last_error_belongs_to_its_thread(api: Api, tmp_path: Path) -> None:
     assert seen == [""] and "of this thread" in api.error()
 
 
-def test_options_of_a_newer_caller_are_accepted_if_they_are_zero(api: Api) -> None:
+def test_unknown_options_of_a_newer_caller_are_accepted_if_they_are_zero(api: Api) -> None:
     class Newer(capi.ctypes.Structure):
         _fields_ = (("known", Options), ("added", capi.c_uint64))
 

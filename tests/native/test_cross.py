@@ -1,4 +1,4 @@
-"""Cross-compile libfqvit with Zig and compare the golden bits under emulators.
+"""Cross-compile libfqvit with Zig, run it under emulators, and compare its outputs with the golden files.
 
 Needs the Python package ziglang. Running the results needs the Debian packages qemu-user (AArch64) and wine64 (Windows).
 Programs for macOS are compiled and linked, but not run.

@@ -1,4 +1,4 @@
-"""The command fqvit-run gives the same classes and integers as the Python package, and one line for every mistake."""
+"""The command fqvit-run gives the same classes and integers as the Python package, and a one-line error for every mistake."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_table_names_the_best_classes(command: Path, image: Path) -> None:
     assert all(row.split()[2] in "abcdé" for row in rows)
 
 
-def test_ties_go_to_the_lower_class(command: Path, image: Path, tmp_path: Path) -> None:
+def test_ties_go_to_the_class_with_the_lower_number(command: Path, image: Path, tmp_path: Path) -> None:
     program = Program.load(TINY)
     zeros = {name: np.zeros_like(array) for name, array in program.constants.items() if name in ("head.w", "head.bias")}
     assert len(zeros) == 2
@@ -201,7 +201,7 @@ def test_mistakes_are_explained_in_one_line(command: Path, words: list[object], 
         (b"P6 4x4 255\n", "its header is damaged"),
         (b"P6 4194305 1 255\n", "its header is damaged, expected width and height up to 4194304."),
         (b"P6 99999999999999999999999 1 255\n", "its header is damaged"),
-        (b"P6 2 2 65535\n" + bytes(24), "its samples do not have 8 bits, expected the maximum 255."),
+        (b"P6 2 2 65535\n" + bytes(24), "its samples do not have 8 bits, expected a maximum of 255."),
         (b"P6 2 2 1\n" + bytes(24), "its samples do not have 8 bits"),
         (b"P6 2 2 255\n" + bytes(11), "it has fewer pixels than its header says."),
         (b"P6 4194304 4194304 255\n" + bytes(11), "it has fewer pixels than its header says."),  # 52 TB
@@ -212,7 +212,7 @@ def test_bad_images_are_explained_in_one_line(command: Path, data: bytes, text: 
     assert f"bad.ppm: {text}" in rejected(command, TINY, "bad.ppm", cwd=tmp_path)
 
 
-def test_headers_may_have_comments_and_any_space(command: Path, tmp_path: Path) -> None:
+def test_headers_may_have_comments_and_any_whitespace(command: Path, tmp_path: Path) -> None:
     pixels = images_for(Program.load(TINY).header.preprocess, 1)[0]
     data = b"P6 # made by hand\n#another\n 12\t# width\r\n12\v255\n" + pixels.tobytes() + b"more"
     (tmp_path / "image.ppm").write_bytes(data)

@@ -17,7 +17,7 @@ from tests.native.compilers import Compiler, core, run, tool
 ARM_ROOT = Path("/usr/aarch64-linux-gnu")
 GEMMS = [source for source in core() if "/gemm_" in source]
 VNNI = "kernels/vnni/gemm_vnni.cpp"
-# Tiles of 1 to 6 rows; with dot products also those of attention, 1 to 4 rows.
+# Number of tiles: one per number of rows from 1 to 6; with dot products, also those of attention, with 1 to 4 rows.
 NEON_TILES = {"kernels/neon/gemm_neon_dotprod.cpp": 6 + 4, "kernels/neon/gemm_neon_i8mm.cpp": 6}
 # Emulated CPUs and their instruction sets, fastest first: with i8mm, with dot products only, with neither.
 ARM_SETS = {
@@ -73,7 +73,7 @@ def test_vnni_multiplies_unsigned_activations_by_signed_weights(x86_compiler: Co
             assert "(" in weights or writer[weights[4:]].startswith("vmovdq"), operands
             found[target.group(1)] += 1
         writer[target.group(2)] = name
-    # Two vectors per row, in tiles of 1 to 6 and of 1 to 14 rows.
+    # Two vectors per row, in tiles of 1 to 6 rows (ymm) and of 1 to 14 rows (zmm).
     assert found["ymm"] >= 2 * sum(range(1, 7)) and found["zmm"] >= 2 * sum(range(1, 15))
 
 

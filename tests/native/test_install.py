@@ -1,4 +1,4 @@
-"""`cmake --install` gives a library that other projects find: by CMake, by pkg-config and as a subdirectory."""
+"""Other projects can use the library: installed, through CMake or pkg-config, or as a CMake subdirectory."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_cmake_project_without_cxx_finds_the_package_even_if_it_was_moved(
 
 
 @pytest.mark.slow
-def test_a_project_can_contain_the_sources(library: Library, tmp_path: Path, expected: str) -> None:
+def test_a_project_can_include_the_sources_as_a_subdirectory(library: Library, tmp_path: Path, expected: str) -> None:
     options = (f"-DFQVIT_SOURCE={NATIVE}", f"-DFQVIT_JSON_INCLUDE={json_include()}", f"-DCMAKE_CXX_COMPILER={library.cxx}")
     configure(CONSUMER, tmp_path, *options)
     check_consumers(tmp_path, expected)

@@ -24,7 +24,7 @@ OTHERS = {
 NEON = [name for name in core() if name.startswith("kernels/neon/")]  # an x86-64 compiler skips their code
 SCALAR = [name for name in core() if name not in (*SIMD, *NEON, *OTHERS)]
 
-# Named like float instructions, but these only move, shuffle or mask bits, or compute with packed integers (vpmaxsd).
+# These are named like float instructions, but only move, shuffle or mask bits, or compute with packed integers (vpmaxsd).
 HARMLESS = re.compile(r"v?(mov\w*|shuf|unpck[lh]|blendv?|broadcast|insert|extract|maskmov|andn?|or|xor)(ss|sd|ps|pd)|v?p\w+")
 PREFIXES = r"(?:\{\w+\} |(?:data16|rep|repz|repnz|lock|notrack|bnd|cs|ds) )*"
 

@@ -46,7 +46,7 @@ def preprocess(height: int, width: int, channels: int, resize: int, interpolatio
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("interpolation", FILTERS)
-def test_random_sizes_equal_pillow(channels: int, interpolation: Filter) -> None:
+def test_results_for_random_sizes_equal_pillow(channels: int, interpolation: Filter) -> None:
     rng = np.random.default_rng(channels)
     for seed in range(200):
         height, width = (int(2 ** rng.uniform(0, 9)) for _ in range(2))
@@ -60,7 +60,7 @@ def test_random_sizes_equal_pillow(channels: int, interpolation: Filter) -> None
     st.integers(1, 300), st.integers(1, 300), st.sampled_from([1, 3, 4]), st.integers(0, 99),
     st.integers(1, 80), st.integers(1, 80), st.sampled_from([1, 3]), st.integers(1, 80), st.sampled_from(FILTERS),
 )  # fmt: skip
-def test_any_size_equals_pillow(
+def test_results_for_any_size_equal_pillow(
     height: int, width: int, image_channels: int, seed: int, h: int, w: int, channels: int, resize: int, name: Filter
 ) -> None:
     compare(noise(height, width, image_channels, seed), preprocess(h, w, channels, resize, name))
@@ -84,7 +84,9 @@ def test_any_size_equals_pillow(
         (3000, 2000, 5, 3),
     ],
 )
-def test_typical_and_extreme_sizes_equal_pillow(height: int, width: int, resize: int, crop: int, interpolation: Filter) -> None:
+def test_results_for_typical_and_extreme_sizes_equal_pillow(
+    height: int, width: int, resize: int, crop: int, interpolation: Filter
+) -> None:
     for image_channels in (1, 3, 4):
         for channels in (1, 3):
             for seed in (1, 2):
@@ -104,7 +106,7 @@ def test_typical_and_extreme_sizes_equal_pillow(height: int, width: int, resize:
         (4100, 4200, 4100, (100, 8000)),  # unchanged, but above the limit
     ],
 )
-def test_images_above_the_limit_equal_pillow(
+def test_results_for_images_above_the_limit_equal_pillow(
     height: int, width: int, resize: int, crop: tuple[int, int], interpolation: Filter
 ) -> None:
     resized = resized_size(width, height, resize)
@@ -114,7 +116,7 @@ def test_images_above_the_limit_equal_pillow(
 
 @pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 13, reason="needs Pillow 13, whose order of passes fqvit uses")
 @pytest.mark.parametrize("size", [(945, 129), (129, 945), (800, 390), (3, 2000)])
-def test_one_pass_at_a_time_equals_pillow_13(size: tuple[int, int]) -> None:
+def test_resizing_one_pass_at_a_time_equals_pillow_13(size: tuple[int, int]) -> None:
     image, resample = Image.fromarray(noise(*size, 3)), Image.Resampling.BICUBIC
     new = resized_size(*image.size, 64)
     assert np.array_equal(resized(image, new, resample, (0, 0, *image.size)), image.resize(new, resample))
@@ -131,7 +133,7 @@ def test_gray_is_computed_from_every_color_as_in_pillow() -> None:
     compare(colors, preprocess(52, 52 * 52, 1, 52, "bilinear"))
 
 
-def test_bad_arguments_are_rejected_in_one_line() -> None:
+def test_bad_arguments_are_rejected_with_the_reason() -> None:
     good = noise(4, 4, 3)
     for pixels, arguments, message in [
         (good, (0, 4, 3, 4, "bicubic"), r"shape: \[0, 4, 3\], expected positive sizes"),

@@ -1,4 +1,4 @@
-"""The documentation matches the code: every op, field and recipe is described, links and paths exist, and examples are real.
+"""The documentation matches the code: every op, field and recipe is described, links and paths exist, and examples work.
 
 See also: test_readme.py (runs the README's commands).
 """
@@ -75,7 +75,7 @@ def fields(kind: Any) -> dict[str, Any]:
 
 
 def plain_default(field: Any) -> str | None:
-    """Return the default of a field as a page writes it; None if it has none."""
+    """Return the default of a field as the documentation writes it; None if the field has no default."""
     if field.default is not msgspec.NODEFAULT:
         default = field.default
     elif field.default_factory is not msgspec.NODEFAULT:
@@ -89,7 +89,7 @@ def plain_default(field: Any) -> str | None:
 @pytest.mark.parametrize("tag", OPS)
 def test_every_op_is_described_with_its_fields_parts_and_defaults(tag: str) -> None:
     text = section(page("docs/reference/format.md"), tag)
-    own, _, term = text.partition("\nA term:\n")  # only add has one
+    own, _, term = text.partition("\nA term:\n")  # only the op add has this part
     for kind, table in ((OPS[tag], rows(own)), *([(Term, rows(term))] if term else [])):
         for name, field in fields(kind).items():
             if name == "y":

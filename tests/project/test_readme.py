@@ -1,6 +1,7 @@
-"""The README's commands for classifiers run unchanged and in order, each group in its own folder.
+"""The README's commands for classifiers run unchanged and in order.
 
-Integer programs of the embedded models keep the accuracy of the float model.
+Commands with a checkpoint and commands without one run in separate folders. Integer programs of the embedded models keep the
+accuracy of the float models.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def test_the_commands_with_deit_tiny_run(shared_data: Path, tmp_path: Path, monk
 @pytest.mark.parametrize("recipe", ["fq-vit", DEFAULT_RECIPE])
 @pytest.mark.parametrize("name", embedded.MODELS)
 def test_program_and_simulation_keep_the_accuracy_of_the_embedded_models(name: str, recipe: str) -> None:
-    """1,000 test images: integer within 0.5 percentage points of float, the simulation within 0.3 of integer."""
+    """On 1,000 test images, the program is within 0.5 percentage points of the float model.
+
+    The simulation is within 0.3 percentage points of the program.
+    """
     model = fqvit.load_model(name)
     calibration = fqvit.calibrate(model, [embedded.calibration_images()], fqvit.load_recipe(recipe))
     program = fqvit.lower(model, calibration)

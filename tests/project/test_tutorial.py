@@ -15,7 +15,7 @@ import pytest
 from tests.cli.command_line import fqvit
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "first-model.md"
-# A command, or a file that the page asks the reader to save: its name precedes the block.
+# A command, or a file that the page asks the reader to save; the file name precedes the code block.
 STEPS = re.compile(r"^    \$ (?P<command>[^\n]+)$|`(?P<name>[\w.]+)`:\n\n```\w+\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
 START = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
 NEEDS = {"--to onnx": "onnx", ".onnx": "onnxruntime", "report": "jinja2"}

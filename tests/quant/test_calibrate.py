@@ -61,7 +61,10 @@ def test_the_result_does_not_depend_on_how_images_are_cut_into_arrays(name: str)
 
 @pytest.mark.parametrize("name", ["minmax", "fq-vit"])
 def test_observers_over_all_images_do_not_depend_on_the_batch_size(name: str) -> None:
-    """EMA and last_batch depend on it by definition. The other observers differ only by float32 rounding of matrix products."""
+    """EMA (exponential moving average) and last_batch depend on the batch size by definition.
+
+    The other observers differ only by float32 rounding of matrix products.
+    """
     a, b = (calibrate(MODEL, [IMAGES], msgspec.structs.replace(RECIPES[name], batch=size)) for size in (3, 20))
     for site in a.sites:
         np.testing.assert_allclose(a.sites[site].scale, b.sites[site].scale, rtol=1e-4)
@@ -334,7 +337,7 @@ def test_layers_with_zero_weights_can_be_calibrated() -> None:
         lower(model, calibration_of(model, recipe))
 
 
-def test_a_terminal_shows_progress_by_default_and_none_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibrate_shows_progress_in_a_terminal_unless_progress_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

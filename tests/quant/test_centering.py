@@ -1,4 +1,4 @@
-"""Centered keys: the same function, and the same bits in every runtime."""
+"""Centered keys: the model computes the same function, and every runtime gives the same bits."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_gelu_scales_differ_by_powers_of_two_and_cover_every_channel(seed: int, 
 def test_a_gelu_channel_that_is_never_positive_has_the_last_code_as_zero_point(bits: int) -> None:
     q = channels.gelu(np.full(2, -0.1), np.zeros(2), bits, 4)
     assert q.zero.tolist() == [q.last] * 2
-    # The same next to a channel wider by almost a power of two, where rounding up could exceed the last code.
+    # The same holds next to a channel that is wider by almost a power of two, where rounding up could exceed the last code.
     for j in range(1, 9):
         wide = np.nextafter(0.17 * 2**j - 0.17, 0)
         assert channels.gelu(np.full(2, -0.1), np.array([wide, 0.0]), bits, 8).zero.max() <= q.last
@@ -253,7 +253,7 @@ def test_the_role_of_a_site_selects_its_quantization(role: Any, symmetric: bool,
 
 @many
 @given(SEEDS, st.integers(1, 40), BITS, st.integers(0, 8), st.floats(0.05, 1))
-def test_no_gelu_channel_has_less_range_than_the_floor(seed: int, count: int, bits: int, k: int, quantile: float) -> None:
+def test_no_gelu_channel_has_a_smaller_range_than_the_floor(seed: int, count: int, bits: int, k: int, quantile: float) -> None:
     """A neuron that is silent in all calibration images may fire in others."""
     low, high = np.full(count, -0.16), ranges(seed, count)[1]
     floor = float(np.quantile(high, quantile))

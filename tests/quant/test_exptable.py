@@ -27,7 +27,7 @@ def read(table: np.ndarray, codes: int = 256) -> np.ndarray:
 
 
 def log2_error(table: np.ndarray, scale: float) -> float:
-    """The largest |log2 table - log2 exp| over exponentials of at least 2^-15, which decide a 4-bit code."""
+    """Return the largest |log2(table) - log2(exp)| over exponentials of at least 2^-15, which decide a 4-bit code."""
     exact = -scale * np.arange(256) / math.log(2)
     kept = exact >= -15
     return float(np.abs(np.log2(np.maximum(read(table)[kept], 1e-9)) - ONE_BITS - exact[kept]).max())
@@ -77,7 +77,7 @@ def test_the_polynomial_matches_the_paper_in_exact_integers(scale: float, tokens
 @many
 @given(st.floats(1e-3, 1.6), st.integers(1, 1024))
 def test_the_coarse_polynomial_matches_the_papers_code(scale: float, tokens: int) -> None:
-    """Written as in the paper's code: negative codes, floor(-0.6931 / s), n = 30; one distance at a time."""
+    """Compute as the paper's code does, one distance at a time: negative codes, floor(-0.6931 / s), n = 30."""
     ln2, b = math.floor(-0.6931 / scale), math.floor(0.96963238 / 0.35815147 / scale)
     c = math.floor(1 / 0.35815147 / scale**2)
     one = 2 ** one_bits(tokens)

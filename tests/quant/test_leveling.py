@@ -51,7 +51,7 @@ def scores_of(model: FloatModel, calibration: Calibration, images: np.ndarray) -
 
 
 def random_rows(tops: torch.Tensor, queries: torch.Tensor) -> ScoreRows:
-    """Return rows of one head with given maxima [R], each with one score 5 lower."""
+    """Return rows of one head with the given maxima [R]; each row has a second score, which is 5 lower."""
     rows = ScoreRows(torch.full((1,), 0.5, dtype=torch.float64))
     rows.add(queries[None], torch.stack([tops, tops - 5], -1)[None])
     return rows
@@ -96,7 +96,7 @@ def test_leveled_keys_compute_the_same_function(kind: str) -> None:
 
 
 def test_ranges_are_those_of_the_leveled_keys_and_scores() -> None:
-    """Ranges are moved, not observed again; both must be the same."""
+    """Ranges are adjusted, not observed again; the result must be the same as if they were observed again."""
     model = model_with_uneven_heads()
     images = images_for(model.preprocess, 8)
     calibration = calibrate(model, [images], LEVELED)

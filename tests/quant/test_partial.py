@@ -30,7 +30,7 @@ from tests.factories import MODELS, calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
 
 FLOATING = ("partial", "bit-split", "ptq-vit", "ptq4vit", "repq-vit")
-SIMULATED_CODES = ("ptq4vit", "repq-vit")  # they have codes and weights that no program has
+SIMULATED_CODES = ("ptq4vit", "repq-vit")  # their codes and weights cannot occur in an integer program
 PRODUCTS = (layers.Linear, layers.Scores, layers.BiasedScores, layers.Context)
 
 

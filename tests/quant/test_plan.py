@@ -280,8 +280,8 @@ def test_a_rule_with_an_observer_or_range_disables_per_channel_scales() -> None:
     assert (found.kind, found.bits, found.k) == ("channels", 6, 2)
 
 
-def test_v_has_per_channel_scales_only_if_attention_times_v_has() -> None:
-    """Attention times V is requantized by one multiplier, the ratio of the two sites' scales in every channel."""
+def test_v_has_per_channel_scales_only_if_attention_times_v_has_them() -> None:
+    """Attention times V is requantized by one multiplier, so the ratio of the two sites' scales is the same in all channels."""
     sites = plan(
         GRAPHS["vit"],
         msgspec.structs.replace(RECIPES["fqvit"], sites={"blocks.0.attn.context": SiteRule(observer="omse")}),

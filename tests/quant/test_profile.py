@@ -1,4 +1,4 @@
-"""Profile npu: zero points are the middle code, and constant multipliers have at most 16 bits."""
+"""Profile npu (neural processing units): zero points are the middle code, and constant multipliers have at most 16 bits."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_parameters_of_attention_survive_a_json_round_trip(q: QParams) -> None:
 @few
 @given(st.integers(0, 2**32 - 1), st.integers(0, 5))
 def test_ptf_parameters_match_their_formulas(seed: int, k: int) -> None:
-    """scale = range / 255 / 2^k and zero = round(-min / (2^k scale)), with the range extended to include 0."""
+    """scale = range / 255 / 2^k and zero = round(-min / (2^k * scale)), with the range extended to include 0."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(64, 5, generator=generator) * torch.tensor([0.1, 1.0, 3.0, 9.0, 30.0])
     observer = Ptf("site", 8, k)
@@ -201,7 +201,7 @@ def test_wide_codes_without_the_curve_are_evenly_spaced() -> None:
 
 
 @pytest.mark.parametrize("spread", [1.0, 2.0, 3.0])
-def test_8_bits_on_the_curve_have_less_error_than_evenly_spaced_ones_if_few_weights_are_large(spread: float) -> None:
+def test_8_bit_codes_on_the_curve_have_less_error_than_evenly_spaced_ones_if_few_weights_are_large(spread: float) -> None:
     p = torch.softmax(spread * torch.randn(64, 257, generator=torch.Generator().manual_seed(0)), -1)
     curve, even = (float((q.decode(q.encode(p)) - p).square().sum()) for q in (relative(8, 257, "curve"), relative(8, 257)))
     assert curve < even

@@ -94,7 +94,7 @@ def test_the_named_recipes_keep_the_values_that_were_measured() -> None:
     assert RECIPES["auto"].max_loss == 0.5 and RECIPES["ema"].momentum == 0.01 and RECIPES["percentile"].quantile == 0.99999
 
 
-def test_an_empty_file_is_the_papers_method_named_after_the_file(tmp_path: Path) -> None:
+def test_an_empty_file_gives_the_recipe_of_the_paper_named_after_the_file(tmp_path: Path) -> None:
     assert load_recipe(written(tmp_path, "")) == msgspec.structs.replace(RECIPES["fq-vit"], name="mine")
 
 
@@ -153,7 +153,7 @@ MALFORMED = {
     "an unknown observer": ('observer = "median"', "observer"),
     "an unknown field of a site": ("[sites.qkv]\nbit = 4", "unknown field bit"),
     "a rule that is not a table": ("sites.qkv = 4", "Expected object, got int.*sites"),
-    "a range of three": ("[sites.qkv]\nrange = [0, 1, 2]", "range"),
+    "a range of three numbers": ("[sites.qkv]\nrange = [0, 1, 2]", "range"),
     "a range with NaN": ("[sites.qkv]\nrange = [nan, 1.0]", "range"),
     "a range to infinity": ("[sites.qkv]\nrange = [0.0, inf]", "range"),
     "a range from minus infinity": ("[sites.qkv]\nrange = [-inf, 1.0]", "range"),
@@ -167,7 +167,7 @@ MALFORMED = {
     "an unknown rounding": ('rounding = "up"', "rounding"),
     "an unknown attention": ('attention = "linear"', "attention"),
     "channels as text": ('channels = "yes"', "channels"),
-    "positions at 4 bits": ("position_bits = 4", "position_bits"),
+    "position embeddings with 4 bits": ("position_bits = 4", "position_bits"),
     "an unknown base": ('base = "fq-vti"', "base 'fq-vti' is not a recipe"),
     "a base that is a number": ("base = 3", "base 3 is not a recipe"),
     "a base that is a list": ('base = ["fq-vit"]', "base .* is not a recipe"),
@@ -176,7 +176,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_malformed_files_are_rejected_in_one_line_with_the_file_name(case: str, tmp_path: Path) -> None:
+def test_malformed_files_give_a_one_line_error_with_the_file_name(case: str, tmp_path: Path) -> None:
     text, message = MALFORMED[case]
     path = written(tmp_path, text)
     with pytest.raises(FqvitError, match=message) as caught:

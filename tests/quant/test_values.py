@@ -1,4 +1,4 @@
-"""Wider ranges of V for finer codes of attention times V."""
+"""Tests of wider ranges of V, which make the codes of attention times V finer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_calibration_widens_v_only_and_makes_the_product_finer() -> None:
 
 
 @pytest.mark.parametrize("change", [{"channels": False}, {"sites": {"context": SiteRule(observer="omse")}}])
-def test_sites_without_ranges_per_channel_are_left_out(change: dict[str, object]) -> None:
+def test_sites_without_per_channel_ranges_keep_their_scales(change: dict[str, object]) -> None:
     recipes = [msgspec.structs.replace(recipe, **change) for recipe in (PLAIN, WIDENED)]
     plain, ours = (calibration_of(float_model("vit"), recipe) for recipe in recipes)
     assert all((plain.sites[name].scale == ours.sites[name].scale).all() for name in plain.sites)

@@ -1,4 +1,4 @@
-"""Quantized weights, biases and positions: scales, groups, and 16-bit multipliers."""
+"""Quantized weights, biases and position embeddings: scales, groups, and 16-bit multipliers."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_missing_bias_is_0() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_positions_share_one_scale(bits: int) -> None:
+def test_position_embeddings_share_one_scale(bits: int) -> None:
     positions = np.random.default_rng(0).normal(size=(1, 7, 5))
     codes, unit = quantize_positions(positions, bits)
     assert codes.dtype == np.int16
@@ -237,7 +237,7 @@ def test_the_zero_point_of_pixels_is_the_one_nearest_to_the_mean(mean: tuple[flo
     assert pixel_zero(preprocess) == zero
 
 
-def test_multipliers_stay_long_if_16_bits_leave_no_shift() -> None:
+def test_multipliers_are_stored_in_32_bits_if_16_bits_would_need_a_shift_below_1() -> None:
     emitter = Emitter()
     emitter.requantizer("y", np.array([0.3, 2.0**17]), short=True)
     assert emitter.constants["y.mult"].dtype == np.int32

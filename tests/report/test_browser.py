@@ -95,7 +95,7 @@ def test_the_filter_keeps_matching_rows_and_counts_them(browser, made: Made) -> 
     page.context.close()
 
 
-def test_the_navigation_leads_to_every_section_and_marks_it(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+def test_each_navigation_link_shows_its_section_and_is_marked(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, _ = opened(browser, made)
     for link in page.locator(".nav a").all():
         link.click()
@@ -205,6 +205,20 @@ def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Made:
     page = render(report, About("fqvit report", "model.fqvit", "photos", "today", []))
     (folder / "report.html").write_text(page, encoding="utf-8")
     return Made(report, page, folder / "report.html")
+
+
+def test_figures_that_continue_to_the_right_say_so_until_they_are_scrolled(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+    page, _ = opened(browser, made, width=360)
+    scrolls = "[...document.querySelectorAll('figure .scroll')]"
+    hidden = f"{scrolls}.filter(part => part.scrollWidth > part.clientWidth + 1)"
+    assert page.evaluate(f"{hidden}.length") > 0
+    assert page.evaluate(f"{hidden}.every(part => part.hasAttribute('data-more'))")
+    assert "Scroll sideways" in page.evaluate(f"getComputedStyle({hidden}[0], '::before').content")
+    page.evaluate(f"{hidden}[0].scrollLeft = 10000")
+    page.wait_for_function(f"!{hidden}[0].hasAttribute('data-more')")
+    page.set_viewport_size({"width": 1100, "height": 800})
+    page.wait_for_function(f"!{scrolls}.some(part => part.hasAttribute('data-more') && part.scrollWidth <= part.clientWidth)")
+    page.context.close()
 
 
 @pytest.mark.parametrize("width", [360, 1100])

@@ -72,7 +72,7 @@ def test_masked_positions_of_attention_are_not_counted(model: fqvit.FloatModel) 
 def test_log2_codes_match_the_paper() -> None:
     p = torch.tensor([1.0, 0.5, 0.4, 1 / 3, 0.3, 1 / 16, 1 / 17, 2.0**-14, 2.0**-20, 0.0])
     found = count(p)
-    # round(1 / p): 1, 2, 3 (2.5 rounds up), 3, 3, 16, 17, ...; 3 = 1.5 * 2 rounds up to code 2
+    # round(1 / p): 1, 2, 3 (2.5 rounds up), 3, 3, 16, 17, ...; 3 = 1.5 * 2 rounds up to 4 = 2^2, which is code 2
     assert found.log2.tolist() == [1, 1, 3, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]
     assert found.below.tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]
 
@@ -101,7 +101,7 @@ def test_maps_of_a_vit_show_the_attention_of_the_class_token() -> None:
 
 @pytest.mark.parametrize("prefix", [0, 1, 2])
 def test_prefix_tokens_are_not_part_of_the_map(prefix: int) -> None:
-    """Without prefix tokens, the map is the attention that each patch receives, times 49; otherwise that of the first token."""
+    """The map is the attention of the first token or, without prefix tokens, 49 times the mean attention to each patch."""
     config = dataclasses.replace(
         embedded.FMNIST_VIT_CONFIG, prefix=prefix, **({} if prefix else {"pool": "mean", "norm_first": True})
     )

@@ -34,7 +34,7 @@ def test_constant_channels_have_no_finite_ratio() -> None:
     assert math.isinf(ChannelRanges("norm", np.zeros(3), np.array([0.0, 0.0, 1.0])).ratio)
 
 
-def test_a_box_has_quartiles_and_whiskers_within_1_5_box_lengths() -> None:
+def test_a_box_has_quartiles_and_whiskers_within_1_5_interquartile_ranges() -> None:
     values = np.array([1.0, 2, 3, 4, 5, 6, 7, 8, 9, 100])
     found = box(values)
     assert (found.q1, found.median, found.q3) == (3.25, 5.5, 7.75)
@@ -95,6 +95,6 @@ def test_i_exp_halves_every_ln_2() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.02, 0.0876, 0.5])
-def test_the_table_is_as_exact_as_its_bits_allow(scale: float) -> None:
+def test_the_table_is_as_accurate_as_its_bits_allow(scale: float) -> None:
     assert table_gap("table", scale, 256, 197) <= 2.0**-21 * 1.001
     assert table_gap("table", scale, 256, 197) < table_gap("polynomial", scale, 256, 197) < 3e-3

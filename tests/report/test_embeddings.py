@@ -28,7 +28,7 @@ HOSTILE = '"><script>window.broken = 6</script>'
 
 
 def made(folder: Path, outputs: tuple[str, ...], images: int = IMAGES) -> Report:
-    """Gather the report of a coarse program, so that neighbours change."""
+    """Gather the report of a program with low bit widths, so that some nearest neighbours change."""
     model = fqvit.load_model("fmnist_vit")
     recipe = with_bits(fqvit.load_recipe("minmax"), "4/5/4")
     program = fqvit.lower(model, fqvit.calibrate(model, embedded.calibration_images()[:32], recipe, outputs=outputs))
@@ -106,7 +106,7 @@ def test_the_page_shows_embeddings_and_escapes_names(page: str, report: Report) 
     ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
     assert len(ids) == len(set(ids)) and {"embeddings", "output-table", "token-colours", "disagreements"} <= set(ids)
     assert {value[1:] for _, a in read.tags if (value := a.get("href") or "").startswith("#")} <= set(ids)
-    assert "nearest, integer" in page  # a coarse program changes some neighbours
+    assert "nearest, integer" in page  # low bit widths change some nearest neighbours
     images = [attributes for tag, attributes in read.tags if tag == "img"]
     assert all(attributes.get("alt") and (attributes["src"] or "").startswith("data:") for attributes in images)
     names = {attributes["alt"] for attributes in images}

@@ -63,8 +63,8 @@ def test_hostile_names_are_escaped(made: Made) -> None:
 
 
 def test_the_page_references_no_external_resources(made: Made) -> None:
-    addresses = [value for _, attributes in Reader(made.page).tags for key in ("src", "href") if (value := attributes.get(key))]
-    assert addresses and all(address.startswith(("#", "data:")) for address in addresses)
+    urls = [value for _, attributes in Reader(made.page).tags for key in ("src", "href") if (value := attributes.get(key))]
+    assert urls and all(url.startswith(("#", "data:")) for url in urls)
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', made.page)
     assert policy is not None and "default-src &#39;none&#39;" in policy[1] and "unsafe" not in policy[1]
     assert "url(" not in made.page and "@import" not in made.page

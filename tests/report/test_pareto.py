@@ -1,4 +1,4 @@
-"""The figure of accuracy against file size shows every measured program and the front."""
+"""The figure of accuracy against file size shows every measured program and the Pareto front."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POINTS = [
 ]
 
 
-def test_the_front_has_the_programs_that_no_other_one_beats() -> None:
+def test_the_pareto_front_has_the_programs_that_no_other_program_beats() -> None:
     assert [point.method for point in front(POINTS)] == ["b", "mine", "a"]
     assert front([]) == []
 
@@ -36,7 +36,7 @@ def test_the_figure_has_one_named_dot_per_program_and_the_float_model() -> None:
     assert "float" not in size_accuracy(POINTS[:1], None, "one")
 
 
-def test_rows_are_read_by_model_and_only_integer_programs(tmp_path: Path) -> None:
+def test_only_integer_programs_of_the_given_model_are_read(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text(
         "model,method,bits,runs,top1,file_bytes\nm,float,32/32/32,float,71.1,0\nm,fqvit,8/8/4,integer,71.4,6000000\n"

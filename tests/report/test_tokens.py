@@ -1,4 +1,4 @@
-"""Patch tokens as colours: where they are, the projection, and equal colours for equal tokens."""
+"""Patch tokens shown as colours: their layout, their projection to colours, and equal colours for equal tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def preprocess(height: int, width: int) -> Preprocess:
         (7, 0, (224, 224), None),
     ],
 )
-def test_the_grid_has_the_proportions_of_the_images(
+def test_the_grid_has_the_aspect_ratio_of_the_images(
     tokens: int, prefix: int, size: tuple[int, int], grid: tuple[int, int] | None
 ) -> None:
     assert patch_grid(tokens, prefix, preprocess(*size)) == grid
@@ -66,7 +66,7 @@ def test_the_norms_of_token_vectors_do_not_affect_their_colours() -> None:
 
 
 @pytest.mark.parametrize("tokens", [np.zeros((16, 8)), np.ones((16, 8)), RNG.normal(size=(16, 2))])
-def test_tokens_with_fewer_than_three_components_have_colours(tokens: np.ndarray) -> None:
+def test_tokens_with_fewer_than_three_principal_components_have_colours(tokens: np.ndarray) -> None:
     found = token_colours(TokenLayout("norm", 0, (4, 4)), "a.png", PIXELS, tokens, tokens)
     np.testing.assert_array_equal(found.float_colours, found.integer_colours)
     assert np.isfinite(found.explained) and (found.cosines > 0.999).all()

@@ -1,4 +1,4 @@
-"""Turn one op, or a few, into a whole program, in which earlier ops compute their input buffers from pixels.
+"""Turn one or several ops into a whole program, whose first ops compute the input buffers of the given ops from pixels.
 
 The only input of a program is pixels. A code of up to 16 bits becomes a cell of four pixels: its low byte, then its high byte
 three times; a linear op with the weights 1, 127, 127 and 2 recombines them. Accumulators are rows of a constant. See also:
@@ -100,7 +100,7 @@ def codes_from_cells(name: str, codes: Any, value: Value, constants: dict[str, A
 def accumulator(name: str, x: Any, constants: dict[str, Any]) -> list[AnyOp]:
     """Return ops that compute a buffer of accumulators, equal for all images.
 
-    Concat needs a computed buffer: a row of zeros precedes the rows of the constant, and Take removes it.
+    Concat needs at least one computed buffer, so a row of zeros precedes the rows of the constant. Take removes it.
     """
     channels = x.shape[-1]
     one, rows = f"{name}.one", x.size // channels

@@ -32,7 +32,7 @@ from tests.golden.test_golden import FILES
 from tests.runtime.programs import ISAS, compare_with_reference
 from tests.runtime.test_networks import every_pair, lowered
 
-# Sizes that are mostly not multiples of a vector: 7 to 197 tokens, head widths of 5 to 64, 10 to 1000 classes.
+# Sizes that are mostly not multiples of the vector length: 7 to 197 tokens, head widths of 5 to 64, 10 to 1000 classes.
 WIDER: dict[str, ViTConfig | SwinConfig] = {
     "7 tokens of 20": ViTConfig((8, 12), 4, 3, 10, 20, 1, 4, 28),
     "49 tokens of 100": ViTConfig((28, 28), 4, 1, 1000, 100, 1, 5, 132, prefix=0, pool="mean"),

@@ -28,7 +28,7 @@ def attention(draw: Draw, mult: int | str = 2**30, bits: int = 8) -> list[AnyOp]
 
 
 def tags(draw: Draw, ops: list[AnyOp]) -> list[str]:
-    """Return the tags of the ops after those of the drawn buffers in the engine; compare its results with the reference."""
+    """Compare the engine with the reference. Return the tags of its ops that write buffers in `own`, except the reshape."""
     program, images = program_with(draw, *ops)
     compare_with_reference(program, images, "fused attention")
     times = engine_of(program, 1, isa="avx2").profile(images[0], 1)
@@ -81,7 +81,7 @@ def test_scores_of_16_bits_run_as_separate_ops() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(1500, ["attention"]), (4099, ["matmul", "log_softmax", "shift_matmul"])])
-def test_attention_is_fused_up_to_a_limit_of_keys(tokens: int, expected: list[str]) -> None:
+def test_attention_is_fused_up_to_a_maximum_number_of_keys(tokens: int, expected: list[str]) -> None:
     draw = Draw(np.random.default_rng(6), "random")
     draw.buffer("q", (2, 3, 5))
     draw.buffer("k", (2, tokens, 5))

@@ -1,4 +1,4 @@
-"""A bias of more than 65,536 rows, which needs an index of i32, gives the same scores in the engine and in exported ONNX."""
+"""A bias of more than 65,536 rows, which needs an i32 index, gives the same scores in the engine and in exported ONNX."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ NAMED = {
     "grouped": GROUPED,
     "fqvit 8/8/8": with_bits(load_recipe("fqvit"), "8/8/8"),
     "fqvit 6/6/4": with_bits(load_recipe("fqvit"), "6/6/4"),
-    # With a maximum loss of 0, auto raises every site that it can.
+    # With a maximum loss of 0, auto raises the bits of every site that it can.
     "auto": msgspec.structs.replace(load_recipe("auto"), max_loss=0.0),
 }
 RECIPES = ("fq-vit", "fq-vit-8", "fq-vit-original", "minmax", "fqvit", "w4", *NAMED)
@@ -88,7 +88,7 @@ def decoded(value: LoweredValue, codes: np.ndarray[Any, Any]) -> Tensor:
     x = torch.from_numpy(codes.astype(np.float64))
     if value.q is None:
         return x * torch.from_numpy(value.unit)
-    if len(value.q.scale) > x.shape[-1]:  # V split into heads, [..., H, T, D], with one scale per channel of H D
+    if len(value.q.scale) > x.shape[-1]:  # V split into heads, [..., H, T, D], with one scale for each of the H * D channels
         return value.q.decode(x.transpose(-2, -3).flatten(-2)).unflatten(-1, (x.shape[-3], -1)).transpose(-2, -3)
     return value.q.decode(x)
 
@@ -117,7 +117,7 @@ def test_simulation_gives_the_same_codes_as_the_program_at_every_site(kind: str,
         with torch.no_grad():
             codes = q.encode(simulation.call(node, [value(name) for name in node.inputs])).numpy()
         found = buffers[values[node.name].buffer]
-        if node.leaf.role == "logits":  # in units of the site's scale, without its zero point and clamp
+        if node.leaf.role == "logits":  # logits are in units of the site's scale, without its zero point and clamp
             found = (found + q.zero).clip(0, q.last)
         wrong = codes != found
         # One code of a small site may differ, and float32 rounds some ties of 16-bit codes differently.

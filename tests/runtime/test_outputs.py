@@ -72,7 +72,7 @@ def test_all_outputs_have_the_same_bits_in_the_engine_and_in_the_reference(kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_outputs_have_the_wanted_types_and_one_scale(kind: str) -> None:
+def test_outputs_have_the_requested_types_and_one_scale(kind: str) -> None:
     for recipe in ("fqvit", "fq-vit"):
         program = made(kind, recipe, outputs_of(kind))[2]
         for info in Engine(program, 1).outputs:
@@ -120,7 +120,7 @@ def test_sign_bits_are_those_of_16_bit_codes_packed_by_numpy(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["vit", "padded swin", "features"])
 def test_normalised_vectors_have_length_1(kind: str) -> None:
     model, _, program = made(kind, "fqvit", ("embedding:l2", "embedding:u16:l2", "tokens:u16:l2"))
-    images = images_for(model.preprocess, 12, 7)  # those of the calibration: others may exceed the range of 8-bit codes
+    images = images_for(model.preprocess, 12, 7)  # the calibration images: others may exceed the range of 8-bit codes
     for i, codes in enumerate(Engine(program, 1).run_all(images)):
         lengths = np.linalg.norm(decoded(program, i, codes), axis=-1)
         assert np.abs(lengths - 1).max() < (0.02 if i == 0 else 3e-4), i

@@ -1,4 +1,4 @@
-"""Test the measurement of the machine's peak, not its value."""
+"""Test the measurement of the machine's peak throughput, but not the measured value."""
 
 from __future__ import annotations
 

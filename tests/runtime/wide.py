@@ -26,7 +26,7 @@ Case = tuple[AnyOp, ...]
 
 
 def size(draw: Draw, *sizes: int) -> int:
-    """Draw one of these sizes, or one more or one less."""
+    """Draw one of these sizes, plus -1, 0 or 1."""
     return max(1, draw.one(*sizes) + draw.int(-1, 1))
 
 
@@ -175,19 +175,22 @@ def layernorm(draw: Draw) -> Case:
 
 
 def last_bits(draw: Draw) -> Case:
-    """Draw a LayerNorm with 1/4 <= |g| / 2^shift < 1/2 and codes near the middle one: errors of 1 in t often change a code."""
+    """Draw a LayerNorm in which an error of 1 in t, the normalised value, often changes a code.
+
+    To this end, 1/4 <= |g| / 2^shift < 1/2, and the codes are near the middle code.
+    """
     channels, bits = draw.one(7, 8, 16, 64, 192, 200, 384, 768, 1000, 3960, 3968), draw.one(1, 8, 8, 12, 16)
     room = max(30 - math.ceil(math.log2(channels)) - bits, 0)
     draw.buffer("x", (1, channels), bits)
     x = draw.buffers["x"]
-    if draw.int(0, 1):  # all but a few codes are equal: the largest quotients
+    if draw.int(0, 1):  # all but a few codes are equal, which gives the largest quotients
         x[:] = x[..., :1]
         for _ in range(draw.int(1, 4)):
             x[..., draw.int(0, channels - 1)] = draw.int(0, 2**bits - 1)
     x[1] = x[0]
     alpha = draw.alpha("alpha", channels, min(draw.one(3, room), room, 15))
     zero = draw.one(0, draw.int(0, 2**bits - 1), draw.constant("z", 0, 2**bits - 1, (channels,), "u8" if bits <= 8 else "u16"))
-    if draw.int(0, 3) == 0:  # C v - M1 around the limit of 32 bits
+    if draw.int(0, 3) == 0:  # C * v - sum(v) around the limit of 32 bits
         x[:], alpha, zero = draw.one(0, 2**bits - 1), "alpha", 2 ** (bits - 1)
         x[..., draw.int(0, channels - 1)] ^= 2**bits - 1
         draw.constants["alpha"] = np.full(channels, min(room + draw.int(0, 2), 15), np.uint8)
@@ -209,7 +212,7 @@ def last_bits(draw: Draw) -> Case:
 
 
 def heads(draw: Draw, softmax: Callable[..., Case]) -> Case:
-    """Draw attention: qkv [W, T, 3 H D] or [T, 3 H D] -> context [W, T, H D] or [T, H D]."""
+    """Draw attention: qkv [W, T, 3 * H * D] or [T, 3 * H * D] -> context [W, T, H * D] or [T, H * D], with W windows."""
     tokens = size(draw, 1, 4, 8, 16, 17, 32, 49, 50, 65)
     width, count = draw.one(1, 2, 3, 8, 16, 20, 24, 32, 32, 33, 64, 64), draw.int(1, 3)
     windows = draw.one(None, None, 1, 3)

@@ -1,4 +1,4 @@
-"""Draw attention in its general form: Q, K and V from separate buffers, fewer or more keys than queries, another width of V.
+"""Draw attention in its general form: Q, K and V from separate buffers, fewer or more keys than queries, a separate width of V.
 
 wide.py draws the common form: Q, K and V are parts of one buffer, and the heads are joined.
 """

@@ -40,7 +40,7 @@ def take_linear(draw: Draw) -> Case:
 
 
 def mlp(draw: Draw) -> Case:
-    """Draw linear, lookup with one table per alpha, linear: kernels may sort the hidden channels by table."""
+    """Draw linear, lookup and linear ops. The lookup has one table per alpha value; kernels may sort its channels by table."""
     lead, inner, hidden, outputs = (
         draw.one((1,), (5,), (13,), (26,)),
         size(draw, 4, 16, 64),

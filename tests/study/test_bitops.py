@@ -96,7 +96,7 @@ def test_the_command_prints_both_conventions_and_every_layer() -> None:
     assert "layers.3.blocks.1.mlp.fc2" in text
 
 
-def test_every_recipe_is_counted_with_the_widths_of_its_layers(tmp_path: Path) -> None:
+def test_every_recipe_is_counted_with_the_bit_widths_of_its_layers(tmp_path: Path) -> None:
     found = fqvit("bitops", "deit_tiny", "--json").json
     assert set(found["recipes"]) == set(RECIPES) and set(found["usual"]) >= {"8/8/8", "8/8/4", "6/6/4", "4/8/4", "4/4/4"}
     assert found["recipes"]["fqvit"] == found["usual"]["8/8/4"] and found["recipes"]["minmax"] == found["usual"]["8/8/8"]

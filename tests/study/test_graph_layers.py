@@ -1,4 +1,4 @@
-"""Layers counted from a graph: the same as from the config, where there is one."""
+"""Layers counted from a graph equal those counted from the config, for models that have a config."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_a_sweep_without_finished_cells_can_be_drawn() -> None:
     assert "no K was measured" in draw(rows_of("fmnist_vit"))
 
 
-def test_models_are_given_by_name_file_or_address() -> None:
+def test_models_are_given_by_name_file_or_hub_repository() -> None:
     assert named_models("deit_tiny", None, "a.pth") == [ModelArgument("deit_tiny", "a.pth")]
     assert named_models(None, ["deit_tiny=a.pth,vit_tiny=hf:o/n", "hf:o/m", "x/vit_tiny.safetensors", "fmnist_vit"], None) == [
         ModelArgument("deit_tiny", "a.pth"),
@@ -251,7 +251,7 @@ def test_a_killed_run_repeats_no_finished_step(tmp_path: Path) -> None:
         assert {k: v for k, v in mine.items() if k not in timed} == {k: v for k, v in theirs.items() if k not in timed}
 
 
-def test_sweep_k_measures_every_k_and_draws_it(tmp_path: Path) -> None:
+def test_sweep_k_measures_every_k_and_draws_a_figure(tmp_path: Path) -> None:
     figure = tmp_path / "k.svg"
     words = ("sweep-k", "--models", "fmnist_vit", "--limit", 32, "--largest", 2, "--cache", tmp_path / "cells", "-o", figure)
     done = fqvit(*words, "--json").json

@@ -1,4 +1,4 @@
-"""Test the progress bar: it is shown on a terminal only."""
+"""Test the progress bar: it is shown only on terminals and in notebooks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_items_are_yielded_one_at_a_time() -> None:
 
 
 def test_nothing_is_shown_with_a_closed_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)  # Python sets it to None if the descriptor was closed before the start
+    monkeypatch.setattr(sys, "stderr", None)  # Python sets it to None if the descriptor was closed before the process started
     assert list(track(range(3), 3, "calibrate", "images")) == [0, 1, 2]
 
 
@@ -99,7 +99,7 @@ def test_a_notebook_shows_a_bar_below_its_cell(monkeypatch: pytest.MonkeyPatch, 
     assert capsys.readouterr() == ("", "")
 
 
-def test_ipython_in_a_terminal_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ipython_in_a_terminal_is_not_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = Notebook(monkeypatch, "TerminalInteractiveShell")
     assert list(track(range(3), 3, "calibrating")) == [0, 1, 2]
     assert notebook.shown == []

@@ -63,7 +63,7 @@ def judge_program(node: Node, raw: bytes, path: Path, seed: int) -> str:
 
 
 def judge_detector(node: Node, raw: bytes) -> str:
-    """Load a detector; every error must be a message. tests/wasm/test_golden.py compares the results of detectors."""
+    """Load a detector; errors must be messages, not traps. tests/wasm/test_golden.py compares the results of detectors."""
     try:
         detector = node.load("detector", raw)
     except EngineError:

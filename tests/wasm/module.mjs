@@ -1,23 +1,48 @@
 // A minimal interface to a WebAssembly module of the engine, for tests. Offsets are those of native/wasm/layout.cpp.
 import fs from "node:fs";
+import { Worker } from "node:worker_threads";
 
 const decoder = new TextDecoder();
 
 export class EngineError extends Error {}
 
+// The script of a thread: an instance of the module on the shared memory, which waits for work.
+const THREAD = `
+const { parentPort, workerData: { module, memory, index } } = require("node:worker_threads");
+const { exports } = new WebAssembly.Instance(module, { env: { memory } });
+parentPort.postMessage("ready");
+exports.fqvit_thread_run(index);
+`;
+const MEMORY = { initial: 128, maximum: 32768, shared: true };
+
 export class Module {
-  constructor(path) {
-    this.wasm = new WebAssembly.Instance(new WebAssembly.Module(fs.readFileSync(path)), {}).exports;
+  // threads: of modules with threads
+  static async open(path, threads = 1) {
+    const module = new WebAssembly.Module(fs.readFileSync(path));
+    const shared = WebAssembly.Module.imports(module).length > 0;
+    const memory = shared ? new WebAssembly.Memory(MEMORY) : null;
+    const made = new Module(new WebAssembly.Instance(module, shared ? { env: { memory } } : {}).exports, memory, threads);
+    for (let index = 0; index < threads - 1; ++index) {
+      const worker = new Worker(THREAD, { eval: true, workerData: { module, memory, index } });
+      await new Promise((resolve, reject) => worker.once("message", resolve).once("error", reject));
+      worker.unref();
+    }
+    if (shared) made.wasm.fqvit_threads_reserve(threads - 1);
+    return made;
+  }
+
+  constructor(wasm, memory, threads) {
+    [this.wasm, this.memory, this.threads] = [wasm, memory ?? wasm.memory, threads];
     this.wasm._initialize();
   }
 
   // The memory may have grown since the last call, so views are made for each access.
   get view() {
-    return new DataView(this.wasm.memory.buffer);
+    return new DataView(this.memory.buffer);
   }
 
   bytes(at, size) {
-    return new Uint8Array(this.wasm.memory.buffer, at, size);
+    return new Uint8Array(this.memory.buffer, at, size);
   }
 
   u32(at) {
@@ -26,8 +51,8 @@ export class Module {
 
   text(at) {
     if (at === 0) return null;
-    const all = new Uint8Array(this.wasm.memory.buffer);
-    return decoder.decode(all.subarray(at, all.indexOf(0, at)));
+    const all = new Uint8Array(this.memory.buffer);
+    return decoder.decode(all.slice(at, all.indexOf(0, at)));
   }
 
   allocate(size) {
@@ -66,6 +91,7 @@ export class Module {
       this.with(name, (set) =>
         this.with(28, (struct) => {
           this.view.setUint32(struct, 24, true);
+          this.view.setUint32(struct + 4, this.threads, true);
           this.view.setUint32(struct + 8, set, true);
           this.check(this.wasm[`fqvit_${kind}_load_memory`](file, data.length, struct, struct + 24));
           return this.u32(struct + 24);
@@ -80,6 +106,7 @@ export class Module {
       return {
         fingerprint: this.text(this.u32(at + 16)),
         instructionSet: this.text(this.u32(at + 20)),
+        threads: this.u32(at + 24),
         outputs: kind === "model" ? this.u32(at + 28) : 0,
         classes: this.u32(at + (kind === "model" ? 32 : 28)),
         macs: kind === "model" ? Number(this.view.getBigUint64(at + 80, true)) : 0,

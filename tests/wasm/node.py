@@ -1,9 +1,10 @@
-"""Run the WebAssembly modules of `make wasm` in node, for tests."""
+"""Run the WebAssembly modules of `make wasm` in node, for tests. The environment variable FQVIT_NODE names another node."""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 MODULES = ROOT / "build" / "wasm"
-VARIANTS = ("scalar", "simd128")
+VARIANTS = ("scalar", "simd128", "relaxed_simd")
+THREADED = ("simd128-threads", "relaxed_simd-threads")
 
 
 class EngineError(Exception):
@@ -30,7 +32,7 @@ class Trap(Exception):
 
 def node() -> str:
     """Return the path of node; skip the test if it is missing or too old for C++ exceptions in WebAssembly."""
-    path = shutil.which("node")
+    path = shutil.which(os.environ.get("FQVIT_NODE", "node"))
     if path is None:
         pytest.skip("needs node 17 or newer")
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
@@ -47,11 +49,26 @@ def module(variant: str) -> Path:
     return path
 
 
+def command_of(variant: str) -> list[str]:
+    """Return the command that starts node with what a module needs; skip the test if node does not have it."""
+    command = [node()]
+    if variant.startswith("relaxed_simd"):
+        # (func (result v128) (i16x8.relaxed_dot_i8x16_i7x16_s (v128.const 0) (v128.const 0))), made from splats
+        code = "0,97,115,109,1,0,0,0,1,5,1,96,0,1,123,3,2,1,0,10,15,1,13,0,65,0,253,15,65,0,253,15,253,146,2,11"
+        script = f"process.exit(WebAssembly.validate(Uint8Array.of({code})) ? 0 : 1)"
+        for options in ([], ["--experimental-wasm-relaxed-simd"]):  # node 20 knows it by this option only
+            if subprocess.run([*command, *options, "-e", script], capture_output=True, check=False).returncode == 0:
+                return [*command, *options]
+        pytest.skip("needs a node that knows relaxed SIMD")
+    return command
+
+
 class Node:
     """One module in one process."""
 
-    def __init__(self, variant: str, *options: str) -> None:
-        command = [node(), *options, str(HERE / "serve.mjs"), str(module(variant))]
+    def __init__(self, variant: str, threads: int = 1) -> None:
+        command = [*command_of(variant), str(HERE / "serve.mjs"), str(module(variant)), str(threads)]
+        self.threads = threads
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Node:

@@ -1,12 +1,13 @@
 // Runs a WebAssembly module of the engine for tests/wasm/node.py: one JSON request per line of the standard input, one JSON
-// answer per line of the standard output. Bytes are base64.
+// answer per line of the standard output. Bytes are base64. node serve.mjs MODULE [THREADS]
 import readline from "node:readline";
 import { EngineError, Module } from "./module.mjs";
 
 const bytes = (text) => Buffer.from(text, "base64");
 const text = (data) => Buffer.from(data).toString("base64");
-const path = process.argv[2];
-let module = new Module(path);
+const [path, threads] = process.argv.slice(2);
+const open = () => Module.open(path, Number(threads ?? 1));
+let module = await open();
 
 const COMMANDS = {
   sets: () => module.instructionSets(),
@@ -24,7 +25,7 @@ const COMMANDS = {
       probabilities: text(probabilities),
       mask: text(mask),
     })),
-  pages: () => module.wasm.memory.buffer.byteLength / 65536,
+  pages: () => module.memory.buffer.byteLength / 65536,
 };
 
 for await (const line of readline.createInterface({ input: process.stdin })) {
@@ -33,7 +34,7 @@ for await (const line of readline.createInterface({ input: process.stdin })) {
   try {
     answer = { result: COMMANDS[request.command](request) ?? null };
   } catch (error) {
-    if (!(error instanceof EngineError)) module = new Module(path); // a trap leaves the module in an unknown state
+    if (!(error instanceof EngineError)) module = await open(); // a trap leaves the module in an unknown state
     answer = { error: error.message, trap: !(error instanceof EngineError) };
   }
   process.stdout.write(`${JSON.stringify(answer)}\n`);

@@ -20,7 +20,7 @@ def test_the_seeds_of_the_fuzzer_give_the_same_bits_as_the_native_library(varian
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_mutated_files_are_judged_as_by_the_native_library(variant: str) -> None:
+def test_mutated_files_are_accepted_or_rejected_as_in_the_native_library(variant: str) -> None:
     counts, findings = campaign(variant, 150, 7)
     assert not findings
     assert counts["program: accepted"] > 0 and counts["program: rejected"] > 0

@@ -14,12 +14,14 @@ from fqvit.ir.program import Program
 from fqvit.runtime.native import Engine
 from tests.factories import assert_same
 from tests.golden.test_golden import DETECTORS, FILES, OUTPUTS
-from tests.wasm.node import VARIANTS, Node
+from tests.wasm.node import THREADED, VARIANTS, Node
+
+ENGINES = [*((variant, 1) for variant in VARIANTS), *(("simd128-threads", threads) for threads in (1, 2)), (THREADED[1], 3)]
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=ENGINES, ids=lambda engine: f"{engine[0]}-{engine[1]}")
 def engine(request: pytest.FixtureRequest) -> Iterator[Node]:
-    with Node(request.param) as running:
+    with Node(*request.param) as running:
         yield running
 
 
@@ -30,7 +32,7 @@ def test_a_golden_file_gives_the_same_bits(engine: Node, path: Path) -> None:
     for instruction_set in engine.call("sets"):
         model = engine.load("model", path.read_bytes(), instruction_set)
         assert model["fingerprint"] == str(expected["fingerprint"]) and model["instructionSet"] == instruction_set
-        assert model["macs"] == Engine(path, 1).macs
+        assert model["macs"] == Engine(path, 1).macs and model["threads"] == engine.threads
         found = engine.run(model["handle"], expected["images"])
         assert len(found) == len(wanted)
         for i, (data, output) in enumerate(zip(found, wanted, strict=True)):

@@ -1,4 +1,4 @@
-"""Use a small page in tests, because the real one is built by `make wasm web` only."""
+"""Use a small page in tests, because only `make wasm web` builds the real one."""
 
 from __future__ import annotations
 

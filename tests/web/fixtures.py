@@ -19,7 +19,7 @@ from tests.cli.command_line import fqvit
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CLASSIFIERS = ("fqvit_v1", "swin_v1", "tiny_v1", "uniform_v1")
-# Adam7: first row, first column, row step, column step of each pass
+# Adam7 interlacing: first row, first column, row step and column step of each pass
 PASSES = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
 
 
@@ -75,7 +75,7 @@ def write_images(folder: Path) -> list[Path]:
 
 
 def png(pixels: NDArray[Any], depth: int, color: int, interlaced: bool) -> bytes:
-    """Encode pixels [height, width, samples] as PNG, with a different filter type 0..2 in each row of a pass."""
+    """Encode pixels [height, width, samples] as PNG. The rows of a pass use the filter types 0, 1 and 2 in turn."""
     height, width, samples = pixels.shape
     raw = bytearray()
     for top, left, down, right in PASSES if interlaced else ((0, 0, 1, 1),):
@@ -125,7 +125,7 @@ def detections(path: Path, image: Path) -> dict[str, Any]:
 
 
 def similarities() -> list[dict[str, Any]]:
-    """Return pairs of embeddings of each type and their cosines as `fqvit search` computes them, in units of 2^-24."""
+    """Return pairs of embeddings of each type and their cosines, computed by `fqvit search`, in units of 2^-24."""
     random = np.random.default_rng(1)
     rows: list[dict[str, Any]] = []
     for dtype, most in (("u8", 256), ("u16", 65536), ("i32", 1 << 30), ("signs", 256)):

@@ -76,7 +76,7 @@ def test_invalid_options_are_rejected(small_page: Path) -> None:
     assert_rejected(fqvit("web", "--serve", "--port", 70000), "--port 70000")
 
 
-def test_a_missing_page_names_the_command_that_builds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_page_names_the_command_that_builds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "page_path", lambda: tmp_path / "index.html")
     assert_rejected(fqvit("web", PROGRAM, "-o", tmp_path / "out"), "make wasm web")
     (tmp_path / "index.html").write_text("other")

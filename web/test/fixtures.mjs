@@ -10,7 +10,7 @@ if (FIXTURES === undefined) throw new Error("FQVIT_FIXTURES: not set. Run `.venv
 export const ANSWERS = JSON.parse(readFileSync(join(FIXTURES, "answers.json"), "utf8"));
 export { basename, join };
 
-/** Return a program file whose loading or running fails: the bytes of another one, changed. */
+/** Return the bytes of a program file after `change`, which makes loading or running it fail. */
 export function changed(path, change) {
   const bytes = new Uint8Array(readFileSync(path));
   return change(bytes) ?? bytes;

@@ -1,7 +1,8 @@
-// The npm package in node: the bits of Python, messages for wrong input, limits.
+// The npm package in Node.js: the same bits as Python, error messages for wrong input, limits.
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync } from "node:fs";
+import { availableParallelism } from "node:os";
 import { afterEach, test } from "node:test";
 import { pathToFileURL } from "node:url";
 import { decodeImage, decodePng, FqvitError, imageSize, load, similarity } from "fqvit";
@@ -26,11 +27,18 @@ const rejected = (promise, pattern) => assert.rejects(promise, (error) => {
   return true;
 });
 
-for (const instructionSet of ["simd128", "scalar"]) {
-  test(`${instructionSet}: images of every PNG type give the pixels and logits of fqvit classify`, async () => {
+const RELAXED = Uint8Array.of(...Buffer.from("AGFzbQEAAAABBQFgAAF7AwIBAAoPAQ0AQQD9D0EA/Q/9kgIL", "base64")); // uses relaxed SIMD
+const FASTEST = WebAssembly.validate(RELAXED) ? "relaxed_simd" : "simd128";
+const SETTINGS = [{ instructionSet: "simd128", threads: 1 }, { instructionSet: "scalar" }, { threads: 1 }, { threads: 2 }, { threads: 3 }];
+
+for (const settings of SETTINGS) {
+  const title = JSON.stringify(settings);
+  test(`${title}: images of every PNG type give the same pixels and logits as fqvit classify`, async () => {
     for (const [file, expected] of Object.entries(ANSWERS.classifiers)) {
-      const model = await opened(file, { instructionSet });
+      const model = await opened(file, settings);
       assert.equal(model.description.fingerprint, expected.fingerprint);
+      assert.equal(model.description.instructionSet, settings.instructionSet ?? FASTEST);
+      assert.equal(model.description.threads, settings.threads ?? 1);
       assert.equal(expected.results.length, 15);
       for (const { image, logits, pixels, top } of expected.results) {
         const decoded = await png(image);
@@ -45,9 +53,9 @@ for (const instructionSet of ["simd128", "scalar"]) {
     }
   });
 
-  test(`${instructionSet}: detectors find the boxes, scores and masks of Python`, async () => {
+  test(`${title}: detectors give the same boxes, scores and masks as Python`, async () => {
     for (const [file, expected] of Object.entries(ANSWERS.detectors)) {
-      const model = await opened(file, { instructionSet });
+      const model = await opened(file, settings);
       assert.equal(model.description.kind, "detector");
       const { objects } = await model.detect(await png(expected.image), { masks: true });
       assert.deepEqual(objects.map((one) => one.box), expected.boxes);
@@ -60,6 +68,12 @@ for (const instructionSet of ["simd128", "scalar"]) {
     }
   });
 }
+
+test("the package chooses threads by itself", async () => {
+  const model = await opened(TINY);
+  assert.equal(model.description.threads, Math.min(availableParallelism(), 4));
+  for (const [threads, used] of [[0, 1], [1.5, 1], [100, 16]]) assert.equal((await opened(TINY, { threads })).description.threads, used);
+});
 
 test("all outputs equal those of Python, and embed returns the chosen one", async () => {
   const { file, image, outputs } = ANSWERS.outputs;
@@ -82,7 +96,7 @@ test("similarities equal those of fqvit search", () => {
   }
 });
 
-test("files can be bytes, blobs and addresses, and stay usable by the caller", async () => {
+test("files can be given as bytes, blobs, paths and URLs, and stay usable by the caller", async () => {
   const bytes = readFileSync(TINY);
   const buffer = bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length);
   for (const source of [bytes, buffer, new Blob([bytes]), TINY, pathToFileURL(TINY)]) {
@@ -92,7 +106,7 @@ test("files can be bytes, blobs and addresses, and stay usable by the caller", a
   assert.equal(buffer.byteLength, bytes.length);
 });
 
-test("calls run one after the other, and a closed model says so", async () => {
+test("calls run one after the other, and calls to a closed model are rejected", async () => {
   const model = await load(TINY);
   const image = await png(join(FIXTURES, "rgb.png"));
   const all = await Promise.all(Array.from({ length: 5 }, () => model.classify(image)));
@@ -104,24 +118,24 @@ test("calls run one after the other, and a closed model says so", async () => {
   await rejected(model.classify(image), /tiny_v1\.fqvit: the model was closed/);
 });
 
-test("wrong files are named before a worker starts", async () => {
+test("wrong files are rejected by name before a worker starts", async () => {
   await rejected(load(join(ROOT, "README.md")), /README\.md: not a \.fqvit file/);
   await rejected(load(join(FIXTURES, "rgb.png")), /rgb\.png: not a \.fqvit file/);
   await rejected(load(join(FIXTURES, "none.fqvit")), /none\.fqvit: cannot be read \(ENOENT\)/);
   await rejected(load(new Uint8Array(0)), /model: not a \.fqvit file/);
-  await rejected(load(42), /load: expected an address/);
+  await rejected(load(42), /load: expected a URL/);
   await rejected(load(TINY, { limits: { fileBytes: 1000 } }), /tiny_v1\.fqvit: \d+ bytes, at most 1000/);
   await rejected(load("http://127.0.0.1:9/x.fqvit"), /x\.fqvit: cannot be loaded/);
 });
 
-test("damaged programs end in the message of the library", async () => {
+test("damaged programs are rejected with the message of the library", async () => {
   await rejected(load(changed(TINY, (bytes) => { bytes[bytes.length - 1] ^= 1; })), /^model: .*fingerprint/);
   await rejected(load(changed(TINY, (bytes) => bytes.slice(0, -1))), /^model: /);
   await rejected(load(changed(DETECTOR, (bytes) => bytes.slice(0, -1))), /^model: /);
   await rejected(load(TINY, { limits: { runBytes: 16 } }), /tiny_v1\.fqvit: its buffers need/);
 });
 
-test("every prefix and many changes of a file end in a message or a model", { timeout: 600_000 }, async () => {
+test("prefixes and random mutations of a file give an error message or a model", { timeout: 600_000 }, async () => {
   const bytes = new Uint8Array(readFileSync(join(GOLDEN, "fraction_v1.fqvit")));
   const files = Array.from({ length: 12 }, (_, i) => bytes.slice(0, Math.floor((i * bytes.length) / 12)));
   let state = 1;
@@ -156,7 +170,7 @@ test("the seeds of the fuzzer load and run in WebAssembly", { timeout: 600_000 }
   }
 });
 
-test("wrong images are named", async () => {
+test("wrong images are rejected with the reason", async () => {
   const model = await opened(TINY);
   const detector = await opened(DETECTOR);
   const data = new Uint8Array(12);
@@ -183,7 +197,7 @@ test("a call that takes too long is stopped with a message", async () => {
   await rejected(load(TINY, { limits: { loadTime: 0 } }), /tiny_v1\.fqvit: loading took longer than 0 ms/);
 });
 
-test("damaged and huge PNG files are named", async () => {
+test("damaged and huge PNG files are rejected by name", async () => {
   const bytes = readFileSync(join(FIXTURES, "rgb.png"));
   await rejected(decodePng(bytes.subarray(0, 100), "cut.png"), /cut\.png: cannot be decoded \(.*truncated/);
   const flipped = Buffer.from(bytes);

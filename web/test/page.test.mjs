@@ -14,6 +14,8 @@ const AXE = readFileSync(join(ROOT, "web/node_modules/axe-core/axe.min.js"), "ut
 const TINY = join(GOLDEN, "tiny_v1.fqvit");
 const DETECTOR = join(GOLDEN, "detectors/mask_rcnn_v1.fqvit");
 const RGB = join(FIXTURES, "rgb.png");
+// The headers that give a page shared memory, as `fqvit web --serve` sends them.
+const ISOLATION = [["Cross-Origin-Opener-Policy", "same-origin"], ["Cross-Origin-Embedder-Policy", "require-corp"]];
 const META = '<meta name="fqvit-model" content="">';
 
 const folder = mkdtempSync(join(tmpdir(), "fqvit-page-"));
@@ -32,7 +34,9 @@ before(async () => {
   writeFileSync(join(folder, "blank.html"), "<title>blank</title>");
   server = createServer((request, response) => {
     try {
-      const name = new URL(request.url, "http://x").pathname.slice(1) || "index.html";
+      const { pathname, search } = new URL(request.url, "http://x");
+      const name = pathname.slice(1) || "index.html";
+      for (const [header, value] of search === "?isolated" ? ISOLATION : []) response.setHeader(header, value);
       response.setHeader("Content-Type", name.endsWith(".html") ? "text/html" : name.endsWith(".js") ? "text/javascript" : "application/octet-stream");
       response.end(readFileSync(join(folder, name)));
     } catch {
@@ -98,7 +102,7 @@ function give(page, event, files) {
 
 describe("the npm package in Chromium", { concurrency: false }, () => {
   for (const [kind, script] of Object.entries({ "as a module": null, "in a bundle": "bundled.js" })) {
-    test(`${kind}: gives the logits of Python`, async () => {
+    test(`${kind}: gives the same logits as Python`, async () => {
       const page = await browser.newPage();
       const requests = [];
       page.on("request", (request) => requests.push(basename(new URL(request.url()).pathname)));
@@ -116,7 +120,31 @@ describe("the npm package in Chromium", { concurrency: false }, () => {
       }, png);
       assert.deepEqual(found.logits, expected.logits);
       assert.match(found.wrong, /^FqvitError: input: 1 bytes, expected 432/);
-      assert.equal(requests.includes("fqvit-simd128.wasm"), script === null);
+      assert.deepEqual(requests.filter((name) => name.endsWith(".wasm")), script === null ? ["fqvit-relaxed_simd.wasm"] : []);
+      await page.close();
+    });
+
+    test(`${kind}: uses threads where the page is cross-origin isolated`, async () => {
+      const page = await browser.newPage();
+      await page.goto(`${address}blank.html?isolated`);
+      if (script !== null) await page.addScriptTag({ url: `${address}${script}` });
+      const expected = ANSWERS.classifiers[TINY].results.find(({ image }) => image === RGB);
+      const found = await page.evaluate(async (bytes) => {
+        const { decodeImage, load } = await import("/dist/browser.js");
+        const image = await decodeImage(new Blob([Uint8Array.from(bytes)]));
+        const results = [];
+        for (const options of [{}, { threads: 1 }, { threads: 2 }, { threads: 3, instructionSet: "simd128" }, { threads: 4, instructionSet: "scalar" }]) {
+          const model = await (globalThis.load ?? load)("/model.fqvit", options);
+          const { logits } = await model.classify(image);
+          results.push({ logits: [...logits.data], threads: model.description.threads, set: model.description.instructionSet });
+          model.close();
+        }
+        return { results, cores: navigator.hardwareConcurrency, isolated: crossOriginIsolated };
+      }, [...readFileSync(RGB)]);
+      assert.ok(found.isolated);
+      assert.deepEqual(found.results.map(({ threads }) => threads), [Math.min(found.cores, 4), 1, 2, 3, 1]);
+      assert.deepEqual(found.results.map(({ set }) => set), ["relaxed_simd", "relaxed_simd", "relaxed_simd", "simd128", "scalar"]);
+      for (const { logits } of found.results) assert.deepEqual(logits, expected.logits);
       await page.close();
     });
   }
@@ -153,7 +181,7 @@ describe("the page", { concurrency: false }, () => {
         await cards(page, 3);
         assert.match(await text(page, "#cards > li:first-child table"), /Bag/);
         assert.match(await text(page, "#cards > li:last-child .neighbours li:first-child"), /Trouser 2/); // the other trouser is nearest
-        assert.match(await text(page, "#cards > li:first-child"), /ms per image.*\((simd128|scalar)\)/);
+        assert.match(await text(page, "#cards > li:first-child"), /ms per image.*\((relaxed_simd|simd128|scalar), 1 thread\)/);
         assert.match(await text(page, "#model-facts"), /[0-9a-f]{64}/);
         assert.deepEqual(seen.requests.filter((one) => !/^(data|blob):/.test(one)), [url]); // nothing else is loaded
         await page.click("#clear");
@@ -219,7 +247,7 @@ describe("the page", { concurrency: false }, () => {
     });
   });
 
-  test("dropped and pasted files are sorted by what they are", async () => {
+  test("dropped and pasted files are handled by their type", async () => {
     await onPage(address, {}, async (page) => {
       await give(page, "drop", [fileOf("mine.fqvit", readFileSync(TINY)), fileOf("rgb.png", readFileSync(RGB))]);
       await cards(page, 1);
@@ -229,7 +257,7 @@ describe("the page", { concurrency: false }, () => {
     });
   });
 
-  test("pictures of the camera are classified, and the camera is released", async () => {
+  test("camera pictures are classified, and the camera is released", async () => {
     await onPage(address, { permissions: ["camera"] }, async (page) => {
       await page.click("#camera-open");
       await page.waitForFunction(() => document.getElementById("camera-view").videoWidth > 0);
@@ -242,7 +270,7 @@ describe("the page", { concurrency: false }, () => {
     });
   });
 
-  test("wrong files are named, and the page goes on", async () => {
+  test("errors name wrong files, and the page keeps working", async () => {
     await onPage(address, {}, async (page) => {
       const png = readFileSync(RGB);
       const huge = Buffer.from(png);
@@ -267,7 +295,7 @@ describe("the page", { concurrency: false }, () => {
     });
   });
 
-  test("hostile and wrong models end in a message, and another model can be loaded", async () => {
+  test("hostile and wrong models give an error message, and another model can be loaded", async () => {
     await onPage(address, {}, async (page) => {
       const tiny = readFileSync(TINY);
       const bad = Buffer.from(tiny);
@@ -294,7 +322,7 @@ describe("the page", { concurrency: false }, () => {
     });
   });
 
-  test("a run can be stopped, and the page goes on", async () => {
+  test("a run can be stopped, and the page keeps working", async () => {
     await onPage(address, {}, async (page) => {
       await useModel(page, DETECTOR);
       const size = 1500;

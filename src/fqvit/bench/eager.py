@@ -46,7 +46,7 @@ def read(file: str) -> nn.Module:
 
 
 def quicken(module: nn.Module) -> nn.Module:
-    """Replace the forward functions of attentions and gathers in place. The module can no longer be traced or saved."""
+    """Replace the forward functions of attention and gather modules in place. The module can no longer be traced or saved."""
     for part in module.modules():
         faster: Callable[[Tensor], Tensor] | None = None
         if isinstance(part, Attention):
@@ -61,7 +61,7 @@ def quicken(module: nn.Module) -> nn.Module:
 
 
 def _split(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """Split [..., T, 3 H D] into Q, K and V, each [..., H, T, D]."""
+    """Split [..., T, 3 * H * D] into Q, K and V, each [..., H, T, D]."""
     return qkv.reshape(*qkv.shape[:-1], 3, heads, -1).movedim(-3, 0).transpose(-2, -3).unbind(0)
 
 

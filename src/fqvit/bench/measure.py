@@ -1,4 +1,4 @@
-"""Measure programs and their peers, the same model in other runtimes: prepare files, then time all candidates.
+"""Measure programs and their peers (the same model in other runtimes): prepare files, then time all candidates.
 
 See also: peers.py (list of peers), prepare.py (their files), rounds.py (timing), report.py (tables).
 """
@@ -45,7 +45,8 @@ class Measured:
 
     timings: one list per setting, programs first   notes: by name of the candidate
     source: origin of the peers' weights, None without peers
-    peak: of the engine's micro-kernel on this machine   macs: multiply-accumulates per image, by name of the program
+    peak: peak speed of the engine's micro-kernel on this machine
+    macs: multiply-accumulates per image, by name of the program
     """
 
     timings: list[list[Timing]] = field(default_factory=list)
@@ -70,7 +71,7 @@ def measure(
 
     programs: files of one model's programs, by their name in the table   libraries: runtimes to compare with (peers.LIBRARIES)
     weights: checkpoint of the peers' float model, None for embedded or random weights   settings: pairs (threads, batch)
-    undecided: settings that the checkpoint does not show, as in load_model
+    undecided: settings that cannot be read from the checkpoint, as in load_model
     """
     loaded = {name: Program.load(path) for name, path in programs.items()}
     program = next(iter(loaded.values()))
@@ -183,7 +184,7 @@ def smooth_images(shape: tuple[int, ...], seed: int) -> Pixels:
 
 
 def normalised(pixels: Pixels, p: Preprocess) -> NDArray[np.float32]:
-    """Return the input of float models, float32 [N, C, H, W]. Computes the same as models/pixels.py, but without torch."""
+    """Return the input of float models, float32 [N, C, H, W]. Equivalent to models/pixels.py, but without torch."""
     x = (pixels.astype(np.float32) / 255 - np.array(p.mean, np.float32)) / np.array(p.std, np.float32)
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2), np.float32)
 

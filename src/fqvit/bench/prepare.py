@@ -1,6 +1,6 @@
 """Convert one float model into the files that the peers run: PyTorch, ONNX Runtime and OpenVINO.
 
-Run as `python -m fqvit.bench.prepare`: one line of JSON in, one line out.
+Run as `python -m fqvit.bench.prepare`: it reads one line of JSON from stdin and writes one line of JSON to stdout.
 This is a separate process because it loads torch and all peers, which must not count as memory of a worker. If one peer fails,
 the others are still prepared.
 """
@@ -31,7 +31,7 @@ OPSET = 20  # has Gelu and LayerNormalization as single ops
 
 
 class CannotRebuild(FqvitError):
-    """The error if there are neither weights nor a name from which the float model of a program can be rebuilt."""
+    """Raised if there are neither weights nor a name from which the float model of a program can be rebuilt."""
 
 
 def float_model(
@@ -46,7 +46,7 @@ def float_model(
     """Return the float model of a program, with the given weights or with random ones of the same shapes.
 
     Its module is the original one, not a captured graph.
-    source: that of the program   settings: arguments of load_model
+    source: the field `source` of the program's header   settings: arguments of load_model
     """
     from fqvit.models import architectures, embedded, zoo
     from fqvit.models.load import FloatModel, build, load_for_program
@@ -69,7 +69,7 @@ def float_model(
 
 
 def _random_family(known: Architecture | None, name: str, image: tuple[int, int], classes: int | None) -> FloatModel:
-    """Return a model of models/families/ with random weights. Raises CannotRebuild if its name is not one of them."""
+    """Return a model of models/families/ with random weights. Raises CannotRebuild if no such model has this name."""
     from fqvit.models.config import SwinConfig
     from fqvit.models.families.build import build_family
     from fqvit.models.load import FloatModel
@@ -120,7 +120,10 @@ def export(model: FloatModel, folder: Path) -> Path:
 
 
 def quantize(onnx_file: Path, out: Path, images: Floats, weights: str) -> Path:
-    """Quantize with quantize_static of ONNX Runtime: QDQ, per-channel weights (s8 or u8), u8 activations, min-max ranges."""
+    """Quantize with quantize_static of ONNX Runtime, in QDQ format (QuantizeLinear and DequantizeLinear nodes).
+
+    Weights are per-channel (s8 or u8), activations are u8, ranges are min-max.
+    """
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -161,7 +164,7 @@ def quantize_openvino(onnx_file: Path, out: Path, images: Floats) -> Path:
 def probe(weights: str) -> bytes:
     """Return a QDQ model with all scales 1 that sums 64 products of its input and the largest weight code.
 
-    On inputs of 255 an exact runtime returns EXPECTED_PRODUCT; one with a 16-bit intermediate saturates.
+    On inputs of 255, an exact runtime returns EXPECTED_PRODUCT; a runtime with 16-bit intermediate sums saturates.
     """
     from onnx import TensorProto, helper, numpy_helper
 
@@ -215,7 +218,7 @@ def exactness(run: Callable[[bytes, Floats], Floats], weights: str) -> tuple[boo
 
 
 # Notes on PyTorch, for models built from leaves (see eager.py) and for plain modules.
-EAGER = ("eager, scaled_dot_product_attention", "eager, the module as it is")
+EAGER = ("eager, scaled_dot_product_attention", "eager, unmodified module")
 
 
 def prepare(asked: dict[str, Any]) -> dict[str, Any]:

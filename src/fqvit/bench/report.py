@@ -45,7 +45,7 @@ def clock(threads: int, coarse: bool = COARSE) -> str:
 def rows(timings: Sequence[Timing], found: Measured | None = None) -> list[Row]:
     """Return the rows of one setting. Ratios are relative to the first one.
 
-    found: has the peak of the CPU and the multiply-accumulates per image of each program; without it, peak_share is None
+    found: has the peak speed of the CPU and the multiply-accumulates per image of each program; without it, peak_share is None
     """
     first = timings[0]
     return [

@@ -72,7 +72,7 @@ def openvino(file: str, x: Batch, threads: int) -> Runner:
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",  # fp32 also on CPUs with bf16
+        "INFERENCE_PRECISION_HINT": "f32",  # fp32 even on CPUs with bf16
         "ENABLE_CPU_PINNING": False,  # another process may use the core
     }
     request = core.compile_model(model, "CPU", settings).create_infer_request()

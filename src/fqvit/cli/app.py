@@ -1,6 +1,6 @@
 """Define the command line: one function per command, which declares its options and calls a module of commands/.
 
-Nothing heavy is imported before a command needs it. User errors are one line on stderr and exit code 2.
+Nothing heavy is imported before a command needs it. A user error prints one line to stderr and exits with code 2.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fqvit.cli import embeddings, guard, study
+from fqvit.cli import deploy, embeddings, guard, study
 from fqvit.cli.detect import app as detect_app
+from fqvit.cli.groups import GroupedCommands
 from fqvit.cli.options import (
     Backend,
     Bits,
@@ -24,7 +25,6 @@ from fqvit.cli.options import (
     Classes,
     Data,
     Device,
-    ExportKind,
     Features,
     Json,
     Limit,
@@ -35,8 +35,6 @@ from fqvit.cli.options import (
     OutputNames,
     Program,
     ProgramOut,
-    QdqAttention,
-    QdqTarget,
     Recipe,
     SaveRecipe,
     Settings,
@@ -46,10 +44,11 @@ from fqvit.cli.options import (
     one_option_per_field,
 )
 from fqvit.errors import FqvitError
+from fqvit.system.hub import local_program, names_program
 
 app = typer.Typer(
     help="Quantize vision transformers to integer-only programs, and run them.",
-    add_completion=False,
+    cls=GroupedCommands,
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: importing rich would double the time of `fqvit --help`
     pretty_exceptions_enable=False,
@@ -175,7 +174,9 @@ def evaluate(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="FILE.fqvit|FILE.onnx|MODEL", help="Program, exported program, or float model.", show_default=False
+            metavar="FILE.fqvit|FILE.onnx|MODEL",
+            help="Program, exported program, or float model; also on the hub.",
+            show_default=False,
         ),
     ],
     weights: Weights = None,
@@ -195,6 +196,8 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure top-1 and top-5 accuracy of a program or float model."""
+    if weights is None and names_program(target):
+        target = str(local_program(target))
     if knn is not None or zero_shot is not None:
         from fqvit.cli.commands import evaluate_embeddings
 
@@ -220,6 +223,12 @@ def classify(
             metavar="IMAGE...|DIR|TAR|PARQUET", help="Image files, a folder, tar or Parquet files.", show_default=False
         ),
     ],
+    top: Annotated[int, typer.Option(metavar="N", help="Number of classes per image.")] = 5,
+    classes: Classes = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE.csv", help="Write one row per image and class to this file instead."),
+    ] = None,
     zero_shot: ZeroShot = None,
     output: OneOutput = None,
     logits: Annotated[
@@ -227,10 +236,10 @@ def classify(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the five best classes of each image."""
+    """Show the best classes of each image, with their probabilities."""
     from fqvit.cli.commands import classify as classify_command
 
-    classify_command.run(file, images, zero_shot, output, logits, as_json)
+    classify_command.run(file, images, classify_command.Wanted(top, classes, out, zero_shot, output, logits, as_json))
 
 
 command("embed")(embeddings.embed)
@@ -260,7 +269,9 @@ def compare(
         Path | None, typer.Option(metavar="DIR|TAR|PARQUET", help="Images without labels: a folder, tar or Parquet files.")
     ] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")] = 8,
-    baseline: Annotated[Path | None, typer.Option(metavar="FILE.fqvit", help="Also show the gain over this program.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(parser=local_program, metavar="FILE.fqvit", help="Also show the gain over this program.")
+    ] = None,
     *,
     settings: Settings,
     as_json: Json = False,
@@ -328,62 +339,10 @@ def bench(
     bench_command.run(file, against, batch, threads, rounds, weights, settings.given(), ops, as_json)
 
 
-@command("export")
-def export(
-    file: Program,
-    to: Annotated[
-        ExportKind,
-        typer.Option(
-            help="onnx: integer-only ONNX. qdq: ONNX for runtimes that fuse Q/DQ nodes. c: C99. vectors: .npy test vectors."
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="PATH", help="Output path. Default: named after FILE, in the current folder."),
-    ] = None,
-    target: Annotated[QdqTarget | None, typer.Option(help="qdq: target runtime. Default: ort.")] = None,
-    attention: Annotated[
-        QdqAttention | None, typer.Option(help="qdq: emulate 4-bit log2 codes, or use 8-bit uniform codes. Default: uniform.")
-    ] = None,
-    image: Annotated[
-        Path | None, typer.Option(metavar="IMAGE", help="vectors: input image. Default: a built-in test image.")
-    ] = None,
-    prefix: Annotated[
-        str | None, typer.Option(metavar="NAME", help="c: prefix of all C names, to link several models.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Export a program for other runtimes. All kinds except qdq are bit-exact."""
-    from fqvit.cli.commands import export as export_command
-
-    options: dict[str, object] = {"target": target, "attention": attention, "image": image, "prefix": prefix}
-    given = {name: value for name, value in options.items() if value is not None}
-    export_command.run(file, to.value, out, given, as_json)
-
-
-@command("web")
-def web(
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE.fqvit]", help="Program or detector. Default: the embedded model.", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Output folder. Default: named after FILE, in the current folder."),
-    ] = None,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Serve the page to browsers on this machine until Ctrl-C, and open it.")
-    ] = False,
-    port: Annotated[int, typer.Option(metavar="N", help="With --serve: port on 127.0.0.1. 0: any free one.")] = 0,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="With --serve: open the page in a browser.")] = True,
-    as_json: Json = False,
-) -> None:
-    """Write a web page that runs a program in the browser, or serve it on this machine."""
-    from fqvit.cli.commands import web as web_command
-
-    web_command.run(file, out, serve, port, browser, as_json)
-
-
+command("export")(deploy.export)
+command("web")(deploy.web)
+command("serve")(deploy.serve)
+command("card")(deploy.card)
 command("table")(study.table)
 command("ablate")(study.ablate)
 command("sweep-k")(study.sweep_k)

@@ -23,6 +23,7 @@ from fqvit.cli.options import (
     Recipe,
     Threads,
 )
+from fqvit.system.hub import local_program
 
 app = typer.Typer(
     help="Quantize and run object detectors. Supports Mask R-CNN and Cascade Mask R-CNN with Swin backbones.",
@@ -64,7 +65,10 @@ def quantize(
 @command("eval")
 def evaluate(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE.fqvit", help="Quantized detector. Or pass --weights.", show_default=False)
+        Path | None,
+        typer.Argument(
+            parser=local_program, metavar="FILE.fqvit", help="Quantized detector. Or pass --weights.", show_default=False
+        ),
     ] = None,
     weights: DetectorWeights = None,
     settings: DetectorSettings = None,
@@ -116,7 +120,10 @@ def predict(
 @command("draw")
 def draw(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE.fqvit", help="Quantized detector. Or pass --results.", show_default=False)
+        Path | None,
+        typer.Argument(
+            parser=local_program, metavar="FILE.fqvit", help="Quantized detector. Or pass --results.", show_default=False
+        ),
     ] = None,
     images: Annotated[
         list[Path] | None, typer.Argument(metavar="IMAGE|DIR...", help="Image files or folders.", show_default=False)

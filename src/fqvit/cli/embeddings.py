@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fqvit.cli.options import EmbeddingKind, Json, OneOutput, Program, Threads
+from fqvit.system.hub import local_program
 
 
 def embed(
@@ -52,7 +53,10 @@ def search(
         list[Path] | None, typer.Argument(metavar="IMAGE...", help="Images to search for.", show_default=False)
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(metavar="FILE.fqvit", help="The program that made the embeddings; it embeds the images.")
+        Path | None,
+        typer.Option(
+            parser=local_program, metavar="FILE.fqvit", help="The program that made the embeddings; it embeds the images."
+        ),
     ] = None,
     queries: Annotated[
         Path | None, typer.Option(metavar="EMBEDDINGS", help="Search for the vectors of this file instead of images.")
@@ -62,7 +66,7 @@ def search(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Find the nearest images of an embedding file, by integer cosines."""
+    """Find the nearest images of an embedding file, by integer cosine similarity."""
     from fqvit.cli.commands import search as search_command
 
     search_command.run(file, images or [], model, queries, output, top, threads, as_json)

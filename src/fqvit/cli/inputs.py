@@ -24,6 +24,7 @@ from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.models import embedded
 from fqvit.models.locate import located, named
+from fqvit.system.hub import check_reachable, is_address
 from fqvit.system.progress import busy, track
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Images:
     reported: set[str] = field(default_factory=set)
 
     def batches(self, size: int, label: str) -> Iterator[Batch]:
-        """Yield this worker's batches of one pass; must be exhausted. Worker 0 shows a progress bar and prints warnings."""
+        """Yield this worker's batches of one pass; read all of them. Worker 0 shows a progress bar and prints warnings."""
         share = self.workers.share(-(-len(self.source) // size))
         batches = self.source.batches(size, share)
         yield from track(batches, len(share), label) if self.workers.first else batches
@@ -193,6 +194,13 @@ def require_torch(command: str) -> None:
         raise FqvitError(f'{command}: needs PyTorch, which is not installed. Run `pip install "fqvit[quantize]"`.')
 
 
+def check_hub(*names: str | None) -> None:
+    """Raise FqvitError if an hf: address is neither reachable nor in the cache, before torch is imported."""
+    for name in names:
+        if is_address(name) and name is not None:
+            check_reachable(name)
+
+
 def float_model(name: str | None, weights: str | None, classes: Path | None = None, **settings: Any) -> FloatModel:
     """Load a float model by name, path or hf: address. Without a name, it is taken from the checkpoint's file name or config.
 
@@ -200,6 +208,7 @@ def float_model(name: str | None, weights: str | None, classes: Path | None = No
     """
     found = read_classes(classes)
     name, weights = located(name, weights)
+    check_hub(name, weights)
     if name is None and weights is not None:
         name, weights = named(weights)
     if name is None and weights is None:
@@ -219,6 +228,7 @@ def model_of_program(header: Header, weights: str | None, **settings: Any) -> Fl
             f"{header.model}: quantized from a module in memory, which a command cannot rebuild. Pass a checkpoint of it"
             " (--weights FILE), or compare in Python (fqvit.evaluate.compare)."
         )
+    check_hub(weights)
     p = header.preprocess
     name = header.model if weights is not None else located(header.model, None)[0]
     with busy(f"loading {weights or name}"):
@@ -259,7 +269,7 @@ def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
 
 
 def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
-    """Return a warning if a program was quantized from other weights than those of the float model."""
+    """Return a warning if a program was quantized from weights other than those of the float model."""
     from fqvit.models.load import same_weights
 
     if same_weights(model.source, header.source):

@@ -17,7 +17,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from fqvit.cli.groups import complete_model, complete_recipe
 from fqvit.errors import FqvitError
+from fqvit.system.hub import local_program
 
 
 class Backend(StrEnum):
@@ -74,9 +76,22 @@ class Activation(StrEnum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
-Program = Annotated[Path, typer.Argument(metavar="FILE.fqvit", help="Quantized program.", show_default=False)]
+Program = Annotated[
+    Path,
+    typer.Argument(
+        parser=local_program,
+        metavar="FILE.fqvit",
+        help="Quantized program, also on the hub: hf:ORG/NAME or hf:ORG/NAME/FILE.fqvit@REVISION.",
+        show_default=False,
+    ),
+]
 ModelOrPath = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help="Name, checkpoint file, folder or hf:ORG/NAME. Default: fmnist_vit.")
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="Name, checkpoint file, folder or hf:ORG/NAME. Default: fmnist_vit.",
+        autocompletion=complete_model,
+    ),
 ]
 Weights = Annotated[
     str | None,
@@ -107,7 +122,10 @@ Data = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Use at most N images, evenly spaced.")]
 CalibrationImages = Annotated[int | None, typer.Option(metavar="N", help="Use at most N calibration images, evenly spaced.")]
-Recipe = Annotated[str | None, typer.Option(metavar="NAME|FILE.toml", help="Quantization recipe. Default: fqvit.")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(metavar="NAME|FILE.toml", help="Quantization recipe. Default: fqvit.", autocompletion=complete_recipe),
+]
 Bits = Annotated[
     str | None, typer.Option(metavar="W/A/ATTN", help="Bit widths of weights, activations and attention, such as 8/8/4.")
 ]
@@ -124,7 +142,7 @@ ZeroShot = Annotated[
 ]
 Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Device of the float model.")]
 
-# What a state dict without a config or a known name does not show.
+# Settings that cannot be derived from a state dict without a config or a known name.
 Heads = Annotated[int | None, typer.Option(metavar="N", help="Number of heads, if neither config nor name determines it.")]
 PoolChoice = Annotated[Pool | None, typer.Option("--pool", help="Pooling, if neither config nor name determines it.")]
 ActivationChoice = Annotated[
@@ -168,7 +186,7 @@ Threads = Annotated[int | None, typer.Option(metavar="N", help="Number of thread
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that a bare state dict does not show."""
+    """Settings that cannot be derived from a bare state dict."""
 
     heads: Heads = None
     pool: PoolChoice = None
@@ -243,9 +261,12 @@ MaxSize = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Largest file that recipe auto may write, such as 4.5MB or 4500000.")
 ]
 SaveRecipe = Annotated[
-    Path | None, typer.Option(metavar="FILE.toml", help="Also save the recipe, with all widths that auto chose, for --recipe.")
+    Path | None,
+    typer.Option(metavar="FILE.toml", help="Also save the recipe, with all bit widths that auto chose, for use with --recipe."),
 ]
 MeasuredTable = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.csv", help="Also show accuracy against size of the programs in this file of `fqvit table`."),
+    typer.Option(
+        metavar="FILE.csv", help="Also plot accuracy against size for the programs in this results file of `fqvit table`."
+    ),
 ]

@@ -53,9 +53,9 @@ def not_logits(path: Path, kind: str) -> FqvitError:
 
 
 class Unreadable:
-    """Collect unreadable images that were named on the command line. The command goes on with the others and fails at the end.
+    """Collect unreadable images that were named on the command line. The command continues with the rest and fails at the end.
 
-    Each image is reported at once, unless the command has only one image: then only the final error reports it.
+    Each image is reported immediately, unless the command has only one image: then only the final error reports it.
     """
 
     def __init__(self, total: int) -> None:

@@ -1,1 +1,1 @@
-"""Read and preprocess images from folders and tar shards."""
+"""Read and preprocess images from folders, tar shards and Parquet files."""

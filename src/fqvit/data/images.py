@@ -1,7 +1,8 @@
 """Read images as batches of uint8 pixels, decoded by threads a few batches ahead.
 
 Images are sorted by relative path and batches are cut by position, so the same images always give the same batches, and each
-worker reads only its own. Unreadable images are skipped and listed in `skipped`; more than 1 % of them is an error.
+worker reads only its own. Unreadable images are skipped and listed in `skipped`; if more than 1 % of all images are
+unreadable, this is an error.
 See also: preprocess.py (transforms one image), shards.py and parquet.py (images in tar and Parquet files).
 """
 
@@ -74,7 +75,7 @@ class Source(ABC):
         """Decode one image: u8 [height, width, channels]. Raises UnreadableImage. Called by several threads."""
 
     def limit(self, count: int) -> Self:
-        """Select at most `count` images, evenly spaced, because the first ones may all be of one class: paths sort by class."""
+        """Select at most `count` images, evenly spaced: paths are sorted by class, so the first ones may share one class."""
         return self.take(spread(len(self), count))
 
     def batches(self, size: int = 16, share: range | None = None) -> Iterator[Batch]:
@@ -338,7 +339,7 @@ def class_indices(
     2. every folder is a class index, written as a number;
     3. there are as many folders as classes: the index is the position in the sorted list, as with ImageNet's wnids.
 
-    folders: sorted. ids: in the order of the classes. By rules 1 and 2 some classes may have no folder.
+    folders: sorted. ids: in the order of the classes. With rules 1 and 2, some classes may have no folder.
     what: what the folders are called in an error message.
     """
     count = classes if isinstance(classes, int) else len(classes)

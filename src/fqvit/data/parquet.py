@@ -115,7 +115,7 @@ class ParquetImages(Source):
 
 
 class _Readers:
-    """One reader per file, for the files that were used last. Several threads may share it."""
+    """One reader per file, for the most recently used files. Several threads may share this object."""
 
     def __init__(self) -> None:
         self._readers: OrderedDict[Path, _Reader] = OrderedDict()
@@ -132,7 +132,7 @@ class _Readers:
 
 
 class _Reader:
-    """One column of a file, read in order from the start of a row group. Going back more than a few rows restarts there."""
+    """One column of a file, read in order from the start of a row group. Going far back restarts at the group of that row."""
 
     def __init__(self, file: ParquetFile, column: str) -> None:
         self._file, self._column = file, column
@@ -166,7 +166,7 @@ class _Reader:
             values = next(self._batches).column(0)
             for part in self._column.split(".")[1:]:
                 values = values.field(part)
-        except Exception as error:  # pyarrow raises many kinds for damaged pages
+        except Exception as error:  # pyarrow raises many kinds of exceptions for damaged pages
             raise FqvitError(f"{self._file.path}: row {row} cannot be read ({_reason(error)}). {DAMAGED}") from None
         self._window.append((self._next, values))
         self._next += len(values)
@@ -252,9 +252,9 @@ def _image_column(path: Path, schema: Any) -> tuple[str, str]:
         raise FqvitError(f"{path}: no column of images, expected one of bytes or of structs with bytes and path. It has {has}.")
     chosen = next(iter(found)) if len(found) == 1 else next((name for name in IMAGE_COLUMNS if name in found), None)
     if chosen is None:
-        raise FqvitError(f"{path}: several columns of bytes ({', '.join(found)}). Call the one with the images `image`.")
+        raise FqvitError(f"{path}: several columns of bytes ({', '.join(found)}). Rename the one with the images to `image`.")
     if "." in chosen:
-        raise FqvitError(f"{path}: column {chosen!r} has a dot in its name. Call it `image`.")
+        raise FqvitError(f"{path}: column {chosen!r} has a dot in its name. Rename it to `image`.")
     return found[chosen]
 
 
@@ -281,7 +281,7 @@ def _labels(place: Path, files: Sequence[ParquetFile], classes: Sequence[str] | 
     if isinstance(labels[0], str):
         indices = class_indices(str(place), sorted(set(labels)), classes, ids, "label")
         return [indices[label] for label in labels]
-    # The names that the Hub stores say more than the positions, if the model has the same names in another order.
+    # Class names that the Hub stores take precedence over indices: the model may have the same names in another order.
     order = names_to_indices(names, classes, ids) if names else None
     high = max(labels)
     limit = count if order is None else len(order)

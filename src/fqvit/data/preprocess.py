@@ -1,9 +1,10 @@
 """Preprocess one image for a model: apply EXIF orientation, convert to 8 bits, resize and center-crop.
 
-Equal to timm's evaluation transform on PIL images (with `squash`, to its crop mode of that name and to the image processors of
-transformers that resize to a height and a width), except that the EXIF orientation is applied. The result is uint8: the float
-model normalizes it with `mean` and `std`, the integer program has both folded into its first linear op. Images with an unknown
-value range (32-bit and float samples) are rejected. A saved program contains its model's Preprocess. See also: images.py.
+Equal to timm's evaluation transform on PIL images, except that the EXIF orientation is applied. With `squash`, it equals timm's
+crop mode of that name and the image processors of transformers that resize to a fixed height and width. The result is uint8:
+the float model normalizes it with `mean` and `std`; the integer program has both folded into its first linear op. Images with
+an unknown value range (32-bit and float samples) are rejected. A saved program contains its model's Preprocess.
+See also: images.py.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Resize the short side to `resize` (antialiased), then center-crop to height x width.
 
     mean, std: one value per channel, for pixels scaled to 0..1 (pixel / 255).
-    squash: resize to the proportions of height x width instead of keeping those of the image. The short side of the result is
+    squash: resize to the aspect ratio of height x width instead of keeping that of the image. The short side of the result is
     `resize`; if that is the smaller of height and width, nothing is cropped.
     """
 
@@ -55,7 +56,7 @@ class Preprocess(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     squash: bool = False  # left out of files if False, so that programs without it keep their fingerprints
 
     def __post_init__(self) -> None:
-        # ValueError, because msgspec adds the path of the wrong field to it while it reads a file.
+        # Raise ValueError: when msgspec reads a file, it adds the path of the wrong field to this error.
         if len(self.mean) != self.channels or len(self.std) != self.channels:
             raise ValueError(f"mean and std need {self.channels} values, got {len(self.mean)} and {len(self.std)}")
         if not all(np.isfinite(self.mean)) or not all(0 < s < float("inf") for s in self.std):
@@ -123,7 +124,10 @@ def resized_size(width: int, height: int, short: int) -> tuple[int, int]:
 
 
 def crop_start(size: int, crop: int) -> int:
-    """Return the first coordinate of a center crop. Negative if the crop is larger: torchvision pads the smaller half first."""
+    """Return the first coordinate of a center crop.
+
+    Negative if the crop is larger than the image: the smaller half of the padding then comes first, as in torchvision.
+    """
     if crop > size:
         return -((crop - size) // 2)
     return round((size - crop) / 2)  # half to even, as in torchvision

@@ -1,9 +1,9 @@
 """Read images from tar shards, as WebDataset writes them, without unpacking.
 
-The headers of all shards are read once into an index of at most 32 bytes per image; workers share this task. An image is then
-one read at a known offset, so limits, shuffling and assignment to workers work as with folders. Shards are sorted by path;
-members keep their order. A sample is an image and the members next to it with the same name up to the first dot: NAME.jpg,
-NAME.cls (class index), NAME.json ({"label": index}). Without a label, the folder of the image is its class.
+The headers of all shards are read once into an index of at most 32 bytes per image; workers share this task. Reading an
+image then takes one read at a known offset, so limits, shuffling and assignment to workers work as with folders. Shards are
+sorted by path; members keep their order. A sample is an image and the members next to it with the same name up to the first
+dot: NAME.jpg, NAME.cls (class index), NAME.json ({"label": index}). Without a label, the folder of the image is its class.
 See also: tars.py, images.py.
 """
 
@@ -147,7 +147,7 @@ def shard_paths(place: Path) -> list[Path]:
         paths = [place] if place.exists() else [Path(text) for text in expanded(str(place))]
     for path in sorted(paths):
         if not path.name.endswith(".tar"):
-            raise FqvitError(f"{path}: a compressed shard, expected .tar. Decompress it: images hardly shrink.")
+            raise FqvitError(f"{path}: a compressed shard, expected .tar. Decompress it; compression saves little on images.")
         if not path.is_file():
             raise FqvitError(f"{path}: no such file. Pass a tar file, a pattern such as val-{{000..063}}.tar, or a folder.")
     return sorted(set(paths))
@@ -165,7 +165,7 @@ def expanded(pattern: str) -> list[str]:
         elif counted:
             first, last = int(counted[1]), int(counted[2])
             width = max(map(len, counted.groups())) if counted[1].startswith("0") or counted[2].startswith("0") else 0
-            # Limit before expanding: {0..999999999} would fill the memory.
+            # Limit before expanding: {0..999999999} would exhaust the memory.
             choice = [f"{n:0{width}}" for n in range(first, min(last, first + MOST_SHARDS) + 1)]
         else:
             choice = piece.split(",")

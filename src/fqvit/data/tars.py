@@ -24,7 +24,10 @@ COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb
 
 
 class Member(NamedTuple):
-    """A member of a tar file. offset: of its first byte of content. regular: whether it is a file, not a link or device."""
+    """A member of a tar file.
+
+    offset: position of its first content byte   regular: whether it is a file, not a link or device
+    """
 
     name: str
     offset: int
@@ -130,7 +133,9 @@ def _size(path: Path, pax: dict[str, str]) -> int | None:
 def _check_not_compressed(path: Path, block: bytes) -> None:
     for magic, kind in COMPRESSED.items():
         if block.startswith(magic):
-            raise FqvitError(f"{path}: compressed ({kind}), expected a plain tar file. Decompress it: images hardly shrink.")
+            raise FqvitError(
+                f"{path}: compressed ({kind}), expected a plain tar file. Decompress it; compression saves little on images."
+            )
 
 
 def _check_zero_padding(path: Path, trailing: bytes) -> None:

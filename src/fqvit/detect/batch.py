@@ -1,4 +1,4 @@
-"""Batch the program of a detector's head: one program that runs several RoIs in larger matrix products.
+"""Batch the program of a detector's head: one program that runs several RoIs (regions of interest) in larger matrix products.
 
 RoIs are concatenated along the first axis, and so is everything computed from them; a vector per RoI becomes a row of a map
 [1, count, O]. A fully connected layer is then one matrix product instead of one matrix-vector product per RoI. The batched
@@ -23,9 +23,9 @@ from fqvit.ir.value import DAMAGED, MAX_ELEMENTS, Constant, Value
 
 
 def batched(program: Program, count: int) -> Program:
-    """Return the verified program of the head for `count` RoIs. Its input is u8 codes [count side, side, C].
+    """Return the verified program of the head for `count` RoIs. Its input is u8 codes [count * side, side, C].
 
-    An output [h, w, O] becomes [count h, w, O]; an output [O] becomes [1, count, O], of kind `scores` instead of `logits`. In
+    An output [h, w, O] becomes [count * h, w, O]; an output [O] becomes [1, count, O], of kind `scores` instead of `logits`. In
     memory, both are the outputs of the RoIs one after the other.
     """
     header = program.header

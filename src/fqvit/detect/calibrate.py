@@ -1,8 +1,8 @@
 """Calibrate a detector: one float pass over unlabelled images observes every activation to be quantized.
 
 Each such activation, called a site, has one observer. Images are processed one at a time, each at its own size; sites have the
-same names at every size. Heads are observed on the RoI features that the float detector extracts. Recipes that search bit
-widths or ranges, or compensate rounding errors, are rejected, because these methods are not implemented for detectors.
+same names at every size. Heads are observed on the RoI features that the float detector extracts. Recipes that search
+for bit widths or ranges, or compensate for rounding errors, are rejected: these methods are not implemented for detectors.
 See also: quant/calibrate.py, float/pipeline.py (from feature maps to boxes).
 """
 

@@ -17,6 +17,7 @@ from fqvit.detect.results import NamedResult
 from fqvit.errors import FqvitError
 
 Colour = tuple[int, int, int]
+Area = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 MIN_SIDE = 480  # pixels; an image whose longer side is shorter is enlarged by an integer factor so that labels fit
@@ -50,8 +51,9 @@ def draw(image: Image.Image, results: Sequence[NamedResult], name: str) -> Image
     font, line = _font(letters), max(2, letters // 7)
     for result in ascending:
         pen.rectangle(_edges(result, factor, width, height), outline=colour_of(result["category_id"]), width=line)
-    for result in ascending:
-        _label(pen, font, letters, result, factor, (width, height))
+    taken: list[Area] = []
+    for result in reversed(ascending):  # the best result gets its label first, next to its box
+        taken.append(_label(pen, font, letters, result, factor, (width, height), taken))
     return canvas
 
 
@@ -86,17 +88,53 @@ def _font(height: int) -> Font:
         return ImageFont.load_default()
 
 
-def _label(pen: ImageDraw.ImageDraw, font: Font, letters: int, result: NamedResult, factor: int, size: tuple[int, int]) -> None:
-    """Draw the label above the box if there is room, else inside; always within the image."""
+def _label(
+    pen: ImageDraw.ImageDraw,
+    font: Font,
+    letters: int,
+    result: NamedResult,
+    factor: int,
+    size: tuple[int, int],
+    taken: Sequence[Area],
+) -> Area:
+    """Draw the label of a box where it covers no other label, if possible. taken: areas of other labels. Return its area."""
     text = f"{' '.join(result['category'].split())} {result['score']:.2f}"
     if not isinstance(font, ImageFont.FreeTypeFont):
         text = text.encode("ascii", "replace").decode()
     margin = max(2, letters // 5)
     wide, high = math.ceil(pen.textlength(text, font)) + 2 * margin, letters + 2 * margin
-    x, y, _, _ = _edges(result, factor, *size)
-    y = y - high if y >= high else y
-    x, y = max(min(x, size[0] - wide), 0), max(min(y, size[1] - high), 0)
+    left, top, right, bottom = place(_edges(result, factor, *size), wide, high, size, taken)
     colour = colour_of(result["category_id"])
-    pen.rectangle((x, y, x + wide - 1, y + high - 1), fill=colour)
+    pen.rectangle((left, top, right - 1, bottom - 1), fill=colour)
     bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 120
-    pen.text((x + margin, y + margin), text, fill=(0, 0, 0) if bright else (255, 255, 255), font=font)
+    pen.text((left + margin, top + margin), text, fill=(0, 0, 0) if bright else (255, 255, 255), font=font)
+    return left, top, right, bottom
+
+
+def place(box: Area, wide: int, high: int, size: tuple[int, int], taken: Sequence[Area]) -> Area:
+    """Return the area of a label of `wide` x `high` pixels, within an image of `size` (width, height).
+
+    The first position that overlaps no label in `taken`: above the box, inside it, below it, then further down and up, at the
+    left or the right edge of the box. If there is none, above the box or inside it.
+    """
+    left, top, right, bottom = box
+    first = top - high if top >= high else top
+    rows = [first, top, bottom + 1]
+    steps = range(1, size[1] // high + 1)
+    rows += [y for step in steps for y in (top + step * high, top - (step + 1) * high)]
+    for y in rows:
+        for x in (left, right + 1 - wide):
+            found = _within(x, y, wide, high, size)
+            inside = 0 <= y <= size[1] - high or y == first
+            if inside and not any(_overlap(found, other) for other in taken):
+                return found
+    return _within(left, first, wide, high, size)
+
+
+def _within(x: float, y: float, wide: int, high: int, size: tuple[int, int]) -> Area:
+    x, y = max(min(x, size[0] - wide), 0), max(min(y, size[1] - high), 0)
+    return x, y, x + wide, y + high
+
+
+def _overlap(a: Area, b: Area) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

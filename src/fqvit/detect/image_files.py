@@ -1,6 +1,6 @@
 """Read image files for a detector, one at a time in a fixed order.
 
-Unreadable files are skipped and recorded; more than 1 % of them is an error.
+Unreadable files are skipped and recorded; if more than 1 % of all files are unreadable, this is an error.
 See also: data/images.py (batches of one size, for classifiers), images.py (the network's input).
 """
 

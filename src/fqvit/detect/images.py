@@ -1,8 +1,8 @@
-"""Prepare an image for a detector: turn it upright, resize it with its aspect ratio kept, pad it to multiples of 32.
+"""Prepare an image for a detector: turn it upright, resize it without changing its aspect ratio, pad it to multiples of 32.
 
 Resizing is bilinear interpolation between pixel centres without antialiasing, by one of two rules: `opencv` is bit-identical
 to OpenCV, with which released detectors were trained, and `rounded` rounds once. Float detectors and new integer detectors use
-`opencv`; a file without the field `resize` means `rounded`.
+`opencv`; for a file without the field `resize`, the rule is `rounded`.
 See also: opencv.py (the rule `opencv`), data/preprocess.py (the same for classifiers).
 """
 
@@ -26,9 +26,9 @@ from fqvit.ir.fixed import round_divide, round_shift
 
 Pixels = NDArray[np.uint8]
 ResizeRule = Literal["rounded", "opencv"]
-FLOAT_RULE: ResizeRule = "opencv"  # for float detectors, trained with it, and integer detectors made from them
+FLOAT_RULE: ResizeRule = "opencv"  # for float detectors, which are trained with this rule, and integer detectors made from them
 STRIDE = 32  # sides of network inputs are multiples of this
-WEIGHT_FRACTION = 11  # interpolation weights are in 2^-11
+WEIGHT_FRACTION = 11  # interpolation weights are in units of 2^-11
 ONE = 1 << WEIGHT_FRACTION
 
 
@@ -78,8 +78,8 @@ def resized_size(height: int, width: int, short: int, long: int) -> tuple[int, i
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
     """Resize by bilinear interpolation with one rounding (rule `rounded`), u8 [h, w, C] -> [height, width, C].
 
-    On an axis, pixel i of n is at (i + 0.5) old / n - 0.5, clamped to the image.
-    Weights have 11 bits per axis and the sum is rounded once: 255 2^22 + 2^21 fits int32.
+    On an axis, pixel i of n is at (i + 0.5) * old / n - 0.5, clamped to the image.
+    Weights have 11 bits per axis and the sum is rounded once: 255 * 2^22 + 2^21 fits in int32.
     """
     if pixels.shape[:2] == (height, width):
         return pixels
@@ -98,8 +98,8 @@ def resize(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 def _axis(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """Return for each new pixel the old pixels before and after it, and the weight of the latter in 2^-11."""
-    # In units of 1 / (2 new) old pixels.
+    """Return for each new pixel the old pixels before and after it, and the weight of the latter in units of 2^-11."""
+    # `position` is in units of 1 / (2 * new) of an old pixel.
     position = np.clip((2 * np.arange(new, dtype=np.int64) + 1) * old - new, 0, (old - 1) * 2 * new)
     first = position // (2 * new)
     share = round_divide((position - first * 2 * new) << WEIGHT_FRACTION, 2 * new)
@@ -127,13 +127,13 @@ def prepare(image: Image.Image, s: DetectSettings, rule: ResizeRule = "rounded")
 
 
 def padding(s: DetectSettings) -> tuple[int, int, int]:
-    """Return the colour that normalises to nearly 0: round(255 mean), off by at most half a pixel value."""
+    """Return the colour that normalises to nearly 0: round(255 * mean), off by at most half a pixel value."""
     red, green, blue = (min(max(math.floor(255 * mean + 0.5), 0), 255) for mean in s.mean)
     return red, green, blue
 
 
 def pad_pixels(pixels: Pixels, s: DetectSettings) -> Pixels:
-    """Pad with the colour of `padding`. Integer programs normalise in their first linear op, so pixels are padded before."""
+    """Pad with the colour of `padding`. Integer programs normalise in their first linear op, so padding precedes it."""
     return pad_with(pixels, padding(s))
 
 

@@ -1,4 +1,4 @@
-"""Encode masks as COCO run lengths, and decode them."""
+"""Encode masks in COCO's run-length encoding (RLE), and decode them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SHIFT = 60  # a length is encoded in at most 65 bits; images have fewer than
 
 
 class Runs(TypedDict):
-    """A mask in COCO's compressed form. size: height, width   counts: encoded run lengths of the columns, see to_runs"""
+    """A mask in COCO's compressed RLE. size: height, width   counts: encoded run lengths of the columns, see to_runs"""
 
     size: list[int]
     counts: str
@@ -33,10 +33,10 @@ def run_lengths(mask: NDArray[np.bool_]) -> list[int]:
 
 
 def to_runs(mask: NDArray[np.bool_]) -> Runs:
-    """Encode a mask in COCO's compressed form.
+    """Encode a mask in COCO's compressed RLE.
 
-    Each length (from the fourth on, its difference from the length two before) is written in groups of five bits, the lowest
-    first. A sixth bit is set if more groups follow. A character is the six bits plus 48.
+    Each length (from the fourth on, its difference from the length two before) is written in groups of five bits, the least
+    significant group first. A sixth bit is set if more groups follow. A character is the six bits plus 48.
     """
     lengths = run_lengths(mask)
     letters = []
@@ -84,7 +84,7 @@ def check_lengths(lengths: list[int], size: Sequence[int], complete: bool = True
     """Check that run lengths cover exactly height x width pixels. complete: False if the last length is truncated"""
     height, width = size
     pixels = height * width
-    # Lengths are checked before their sum is printed: a number from a file may have more digits than Python agrees to print.
+    # Check the lengths before printing their sum: a number from a file may exceed Python's limit of digits for printing.
     if not complete or not all(0 <= length <= pixels for length in lengths):
         raise FqvitError(
             f"run lengths: a length is truncated, negative or above {height} x {width}. The annotation is damaged."

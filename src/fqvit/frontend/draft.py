@@ -64,7 +64,7 @@ class Step:
 
 
 class _Positions:
-    """0, 1, 2, ...: one buffer that the indices of all views without rearrangement share."""
+    """Holds 0, 1, 2, ...: one buffer that all indices with regular strides share; see positions()."""
 
     buffer = torch.arange(0)
 

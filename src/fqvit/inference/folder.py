@@ -50,7 +50,7 @@ class FolderDone(Done):
 
 
 def pieces(places: Sequence[Path], preprocess: Preprocess, out: Path) -> tuple[list[Piece], Source | None]:
-    """Return one piece per output file, in order, and the images if all pieces are parts of the same images (no archives).
+    """Return one piece per output file, in order, and the image source that all pieces share (None for archives).
 
     Raises FqvitError if an input file is in the folder `out`, where it could be overwritten.
     """

@@ -99,10 +99,20 @@ def kind_of(path: Path) -> Kind:
         return PROGRAM
 
 
+def is_program(path: Path) -> bool:
+    """Return whether a file, of any name, is a program or a detector by its metadata."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return not {PROGRAM, DETECTOR}.isdisjoint(file.metadata() or {})
+    except (SafetensorError, OSError, ValueError):
+        return False
+
+
 def check_exists(path: Path, kind: Kind) -> None:
     """Raise FqvitError if there is no regular file at this path."""
     if not path.is_file():
-        raise FqvitError(f"{path}: no such file. Check the path, or make one with `{MADE_BY[kind]} -o {path.name}`.")
+        make = f", or make one with `{MADE_BY[kind]} -o {path.name}`" if path.suffix == ".fqvit" else ""
+        raise FqvitError(f"{path}: no such file. Check the path{make}.")
 
 
 def read_metadata(path: Path, kind: Kind) -> dict[str, str]:

@@ -60,7 +60,7 @@ def quantize(
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(model, FloatModel):
         if given:
-            raise FqvitError(f"{next(iter(given))}: for models that are not loaded yet. Pass it to load_model.")
+            raise FqvitError(f"{next(iter(given))}: only valid for models that are not loaded yet. Pass it to load_model.")
         loaded = model
     else:
         _check_model(model)

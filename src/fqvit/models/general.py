@@ -90,7 +90,7 @@ class Join(Leaf):
 
 
 class Narrow(Leaf):
-    """The same values with another number of bits: at most 8 for ops that cannot read more, or those of a requested output."""
+    """The same values with another number of bits: at most 8 for ops that cannot read more, or as requested for an output."""
 
     def __init__(self) -> None:
         super().__init__("inner")

@@ -86,7 +86,7 @@ def widened(reach: Floats, wanted: Floats, kept: Floats, norms: Floats) -> Float
 
 
 def value_paths(graph: Graph) -> list[ValuePath]:
-    """Return the paths of all V that are part 2 of a joint layer and whose product with attention one linear layer reads."""
+    """Return the paths of all V that are part 2 of a joint layer, if one linear layer reads V's product with attention."""
     found = []
     for node in graph.nodes:
         if isinstance(node.leaf, Context):

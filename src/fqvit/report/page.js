@@ -32,6 +32,12 @@
   addEventListener("scroll", () => { if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; mark(); }); } }, { passive: true });
   mark();
 
+  // Mark figures and tables that continue to the right of what is visible, as on phones.
+  const wide = [...document.querySelectorAll(".scroll")];
+  const hint = part => part.toggleAttribute("data-more", part.scrollLeft + part.clientWidth < part.scrollWidth - 1);
+  const sizes = new ResizeObserver(entries => entries.forEach(entry => hint(entry.target)));
+  for (const part of wide) { part.addEventListener("scroll", () => hint(part), { passive: true }); sizes.observe(part); hint(part); }
+
   // Make every column header a sort button. Numbers sort by value; dashes come last in both directions.
   const value = text => { const number = Number(text.replace(/[,\s%+]/g, "").replaceAll("−", "-")); return text === "–" ? null : Number.isNaN(number) ? text.toLowerCase() : number; };
   for (const table of document.querySelectorAll("table.sortable")) {

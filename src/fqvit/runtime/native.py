@@ -19,6 +19,7 @@ from fqvit.distributed.workers import cores
 from fqvit.errors import FqvitError
 from fqvit.runtime.limits import MOST_BYTES
 from fqvit.runtime.outputs import OutputInfo, unique_names
+from fqvit.runtime.pixels import checked_images
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,8 +60,10 @@ class Engine:
         try:
             if isinstance(program, (str, os.PathLike)):
                 self._model = _native.load_file(os.fsencode(program), *options)
-            else:
+            elif hasattr(program, "header"):
                 self._model = _native.load_memory(_encoded(program), *options)
+            else:
+                raise FqvitError(f"engine: {type(program).__name__}, expected a Program or the path of a .fqvit file.")
         except _native.BadProgram as error:
             where = f"{program}: " if isinstance(program, (str, os.PathLike)) else ""
             raise FqvitError(f"{where}{error}.") from None
@@ -121,11 +124,7 @@ class Engine:
         return tuple(self._model.run(self._checked(images), True))
 
     def _checked(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        images = np.asarray(images)
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != self.input_shape:
-            expected = ", ".join(map(str, self.input_shape))
-            raise FqvitError(f"images: {images.dtype} {list(images.shape)}, expected uint8 [N, {expected}].")
-        return np.ascontiguousarray(images)
+        return checked_images(images, self.input_shape)
 
     def classify(self, images: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Return the class with the highest score per image, i64 [N], for images uint8 [N, H, W, C]. Ties: the first class."""
@@ -137,11 +136,14 @@ class Engine:
     def buffers(self, image: NDArray[np.uint8]) -> dict[str, Integers]:
         """Run one image, uint8 [H, W, C], and return every buffer by name. Needs an engine created with keep=True."""
         names = [op.y for op in self.header.ops]
-        return dict(zip(names, self._model.buffers(self._checked(image[None]), names), strict=True))
+        return dict(zip(names, self._model.buffers(self._one(image), names), strict=True))
 
     def profile(self, image: NDArray[np.uint8], rounds: int = 20) -> list[OpTime]:
         """Measure every op, after fusion, for one image uint8 [H, W, C] on one thread: the fastest of `rounds` runs."""
-        return [OpTime(*row) for row in self._model.profile(self._checked(image[None]), rounds)]
+        return [OpTime(*row) for row in self._model.profile(self._one(image), rounds)]
+
+    def _one(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return self._checked(image[None] if isinstance(image, np.ndarray) else image)
 
 
 @dataclass(frozen=True)

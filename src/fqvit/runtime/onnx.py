@@ -18,6 +18,7 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 from fqvit.ir.program import INPUT, Output
 from fqvit.runtime.outputs import OutputInfo
+from fqvit.runtime.pixels import checked_images
 
 INSTALL = 'which is not installed. Run `pip install "fqvit[onnx]"`.'
 Integers = np.ndarray[Any, Any]
@@ -27,6 +28,7 @@ DTYPES = {"tensor(uint8)": "u8", "tensor(uint16)": "u16", "tensor(int32)": "i32"
 class Session:
     """An ONNX file written by `fqvit export`, or its bytes, ready to run on the CPU.
 
+    target: the runtime that a QDQ file was written for, None for integer-only files. Outputs of QDQ files are float values.
     threads: None lets ONNX Runtime choose. The results do not depend on the number of threads.
     """
 
@@ -54,8 +56,9 @@ class Session:
             self.preprocess = msgspec.json.decode(facts["fqvit.preprocess"], type=Preprocess)
             self.output = msgspec.json.decode(facts["fqvit.output"], type=Output)
             self.outputs = self._described(facts)
-        except (KeyError, msgspec.DecodeError):
-            raise FqvitError(f"{name}: has no fqvit metadata. Pass a file written by `fqvit export --to onnx`.") from None
+        except (KeyError, ValueError, msgspec.DecodeError):
+            raise FqvitError(f"{name}: has no fqvit metadata. Pass a file written by this version of `fqvit export`.") from None
+        self.target = facts.get("fqvit.target")
         self.classes = tuple(facts["fqvit.classes"].split("\n")) if "fqvit.classes" in facts else None
         self.input_shape = (self.preprocess.height, self.preprocess.width, self.preprocess.channels)
         self._names = [output.name for output in self._session.get_outputs()]  # in the graph
@@ -64,6 +67,11 @@ class Session:
     def _described(self, facts: Mapping[str, str]) -> tuple[OutputInfo, ...]:
         """Return the descriptions of all outputs. Files of version 0.1.0 describe the first one, without exponents."""
         found = self._session.get_outputs()
+        if "fqvit.target" in facts:
+            kinds = [row["kind"] for row in msgspec.json.decode(facts["fqvit.outputs"], type=list[dict[str, str]])]
+            return tuple(
+                OutputInfo(one.name, kind, 1.0, 0, "f32", tuple(one.shape[1:])) for one, kind in zip(found, kinds, strict=True)
+            )
         if "fqvit.outputs" in facts:
             described = msgspec.json.decode(facts["fqvit.outputs"], type=tuple[OutputInfo, ...])
             if len(described) != len(found):
@@ -85,9 +93,7 @@ class Session:
         return self._run(images, self._names)
 
     def _run(self, images: NDArray[np.uint8], names: list[str]) -> tuple[Integers, ...]:
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != self.input_shape:
-            expected = ", ".join(map(str, self.input_shape))
-            raise FqvitError(f"images: {images.dtype} {list(images.shape)}, expected uint8 [N, {expected}].")
+        images = checked_images(images, self.input_shape)
         if len(images) == 0:  # ONNX Runtime cannot infer shapes for an empty batch
             return tuple(found[:0] for found in self._run(np.zeros((1, *self.input_shape), np.uint8), names))
         return tuple(self._session.run(names, {INPUT: images}))

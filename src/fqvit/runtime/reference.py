@@ -12,13 +12,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.errors import FqvitError
 from fqvit.ir.fixed import Array
 from fqvit.ir.kit import kit
 from fqvit.ir.liveness import last_uses
 from fqvit.ir.program import INPUT, Program
 from fqvit.runtime.limits import MOST_BYTES
 from fqvit.runtime.memory import check_bytes, live_bytes
+from fqvit.runtime.pixels import checked_images
 
 Integers = np.ndarray[Any, Any]
 
@@ -48,9 +48,7 @@ class Reference:
 
     def run_all(self, images: NDArray[np.uint8], visit: Callable[[str, Integers], None] | None = None) -> tuple[Integers, ...]:
         """Like run, but return all outputs, in the order of the header."""
-        shape = self.program.input_shape
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != shape:
-            raise FqvitError(f"images: {images.dtype} {list(images.shape)}, expected uint8 [N, {', '.join(map(str, shape))}].")
+        images = checked_images(images, self.program.input_shape)
         values: dict[str, Array] = {INPUT: self.kit.asarray(images)}
 
         def get(name: str) -> Array:

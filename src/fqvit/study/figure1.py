@@ -1,4 +1,4 @@
-"""Draw the ablation as a bar chart of top-1, after the paper's Figure 1.
+"""Draw the ablation as a bar chart of top-1 accuracy, in the style of the paper's Figure 1.
 
 One panel per model, one bar per setting; the dashed line is the float model. Under the bars a small table shows which parts
 of the method each setting uses. See also: ablation.py (the settings), sweep.py (the figure over K).
@@ -21,7 +21,7 @@ HALF = 20  # half the width of a bar
 
 
 def draw(cells: Sequence[Row]) -> str:
-    """Draw the rows of `fqvit ablate`, at least one model with its float row, as an SVG file."""
+    """Draw the rows of `fqvit ablate` as an SVG file. cells: rows of at least one model, each model with its float row"""
     models = list(dict.fromkeys(cell.model for cell in cells))
     known = settings()
     canvas = Canvas(WIDTH, LEGEND + PANEL * len(models) + TABLE)
@@ -48,7 +48,7 @@ def _legend(canvas: Canvas) -> None:
 def _panel(
     canvas: Canvas, model: str, cells: dict[str, Row], known: Sequence[Setting], centres: Sequence[float], top: int
 ) -> str:
-    """Draw one model's bars with the 95 % interval of their difference from float, and describe them in one sentence."""
+    """Draw one model's bars with the 95 % confidence interval of their difference from float. Return a one-sentence summary."""
     exact = next(cell.top1 for cell in cells.values() if cell.runs == "float")
     highs = [exact + cell.against_float.high for cell in cells.values() if cell.runs != "float"]
     y = Axis(0, max([exact, *highs]) or 1.0, top + PANEL - 10, top + 54)

@@ -1,6 +1,6 @@
 """List the layers of any float model with their cost, from its graph, for counting bit operations. Needs torch.
 
-See also: bitops.py (counts, and lists the layers of a ViT or Swin from its config, without torch).
+See also: bitops.py (counts bit operations, and lists the layers of a ViT or Swin from its config, without torch).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Method:
 
     @property
     def runs(self) -> str:
-        """How it runs: "float", "integer", or "simulation" (in float) if the recipe has no integer program."""
+        """How the method runs: "float", "integer", or "simulation" (in float) if the recipe has no integer program."""
         return "float" if self.recipe is None else "integer" if self.recipe.integer else "simulation"
 
 

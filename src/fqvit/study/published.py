@@ -1,7 +1,7 @@
 """Published ImageNet top-1 in percent (50,000 images), and the paper's ablation.
 
 Sources: FQ-ViT (Lin et al., IJCAI 2022), tables 1 and 3, including the results of other methods that it quotes; PTQ4ViT (Yuan
-et al., ECCV 2022) and RepQ-ViT (Li et al., ICCV 2023), whose Swin-B is another one: float 85.27.
+et al., ECCV 2022) and RepQ-ViT (Li et al., ICCV 2023). These two use another Swin-B checkpoint, with a float top-1 of 85.27.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def markdown(cells: Sequence[Row]) -> str:
 
 
 def draw(cells: Sequence[Row]) -> str:
-    """Draw top-1 over K with the 95 % interval of its difference from float, one panel per model, as an SVG file."""
+    """Draw top-1 over K, with the 95 % confidence interval of its difference from float, one panel per model, as SVG."""
     models = list(dict.fromkeys(cell.model for cell in cells))
     canvas = Canvas(WIDTH, PANEL * len(models))
     descriptions = []

@@ -102,7 +102,7 @@ def npy_bytes(array: NDArray[Any]) -> bytes:
 
 
 def keep_or_default_mode(temporary: Path, target: Path) -> None:
-    """Set the permissions of the old file, or those of a plain open(). Temporary files are readable by their owner only."""
+    """Give `temporary`, which only its owner can read, the permissions of the old file, or else those of a plain open()."""
     if target.exists():
         mode = target.stat().st_mode & 0o7777
     else:

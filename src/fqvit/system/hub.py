@@ -1,4 +1,4 @@
-"""Find files of the Hugging Face Hub: hf:ORG/NAME[/FILE][@REVISION]. Downloads go into the cache of huggingface_hub.
+"""Find files of the Hugging Face Hub by their hf: address. Downloads go into the cache of huggingface_hub.
 
 Only such addresses import huggingface_hub and use the network. If the hub cannot be reached within a few seconds, or if
 HF_HUB_OFFLINE is set, files come from the cache. HF_ENDPOINT selects another hub.
@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from fqvit.errors import FqvitError
 
@@ -68,6 +64,14 @@ def local_program(path: str | os.PathLike[str]) -> Path:
     if found is None:
         raise FqvitError(f"{text}: no file {file} in {address.repository}. Check the name.")
     return found
+
+
+def names_program(text: str) -> bool:
+    """Return whether a text is the address of a program, or of a repository that has one. Others may have a float model."""
+    if not is_address(text):
+        return False
+    address = parse(text)
+    return address.file is not None or bool(program_names(address))
 
 
 def program_names(address: Address) -> list[str]:
@@ -148,6 +152,12 @@ def _use_network(hub: Any, address: Address) -> bool:
 
 def _accepts_connections(endpoint: str) -> bool:
     """Return whether the hub, or the proxy to it, accepts a connection within WAIT_SECONDS."""
+    # Late: the command line imports this module, and these would add 20 ms to the start of every command.
+    import socket
+    import threading
+    import urllib.request
+    from urllib.parse import urlsplit
+
     target = urlsplit(endpoint)
     proxy = urllib.request.getproxies().get(target.scheme)
     if proxy and not urllib.request.proxy_bypass(target.hostname or ""):

@@ -1,6 +1,7 @@
-"""Show progress: as a bar on stderr if it is a terminal, as a bar below the cell of a notebook, else not at all.
+"""Show progress: as a bar on stderr if it is a terminal, as a bar below the cell of a notebook, otherwise not at all.
 
-Functions that take long have an argument `progress`; `track` is its default where people call them, None shows nothing.
+Long-running functions have an argument `progress`. In functions that users call directly, its default is `track`. None shows no
+progress.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from html import escape
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
-REDRAW_SECONDS = 0.2  # of the bar of a notebook
+REDRAW_SECONDS = 0.2  # minimum time between two updates of the bar in a notebook
 SHOW_CURSOR = b"\x1b[?25h"
-_shown: set[Callable[[], None]] = set()  # one function per visible bar, which stops it
+_shown: set[Callable[[], None]] = set()  # functions that stop the visible bars, one per bar
 
 
 class Progress(Protocol):
@@ -86,7 +87,7 @@ def _notebook_bar(label: str, count: int, total: int | None, seconds: float) -> 
 
 def _notebook_display() -> Callable[..., Any] | None:
     """Return IPython's display function in a notebook, None elsewhere. IPython in a terminal counts as a terminal."""
-    ipython: Any = sys.modules.get("IPython")  # imported long ago if this is a notebook
+    ipython: Any = sys.modules.get("IPython")  # already imported if this is a notebook
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or type(shell).__name__ == "TerminalInteractiveShell":
         return None
@@ -96,7 +97,7 @@ def _notebook_display() -> Callable[..., Any] | None:
 
 @contextlib.contextmanager
 def busy(label: str) -> Iterator[None]:
-    """Show a label and the elapsed time while work without countable steps goes on. The line disappears at the end."""
+    """Show a label and the elapsed time during work that has no countable steps. The line disappears at the end."""
     if not _has_terminal():
         yield
         return
@@ -117,7 +118,7 @@ def busy(label: str) -> Iterator[None]:
 
 def _has_terminal() -> bool:
     """Return whether stderr is a terminal and rich, a dependency of typer, is installed."""
-    # stderr is None if it was closed before the start.
+    # sys.stderr is None if it was closed before the process started.
     return sys.stderr is not None and sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
 
 

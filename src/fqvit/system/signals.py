@@ -20,7 +20,8 @@ from typing import NoReturn
 class Terminated(KeyboardInterrupt):
     """A termination signal arrived.
 
-    A subclass, because after a plain KeyboardInterrupt in an import Python ends itself with SIGINT and ignores the exit code.
+    A subclass is needed because after a plain KeyboardInterrupt during an import, Python kills itself with SIGINT and ignores
+    the exit code.
     """
 
 
@@ -29,7 +30,7 @@ _received: int | None = None  # the first signal inside `cleanup_on_signal`
 
 
 def install() -> None:
-    """Handle the signals that still have their default handler. Those ignored by `nohup` or a shell stay ignored."""
+    """Handle the signals that still have their default handler. Signals that `nohup` or a shell ignores stay ignored."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
@@ -50,7 +51,10 @@ def cleanup_on_signal() -> Iterator[None]:
 
 
 def exit_code() -> int | None:
-    """Return 128 + the received signal, or None. Imports and libraries may turn Terminated into any other exception."""
+    """Return 128 + the received signal, or None if there was none.
+
+    Callers cannot rely on Terminated alone: imports and libraries may turn it into any other exception.
+    """
     return None if _received is None else 128 + _received
 
 
@@ -70,10 +74,10 @@ def _exit(number: int, _: FrameType | None) -> NoReturn:
 
 
 def _resend_dropped(dropped: sys.UnraisableHookArgs) -> None:
-    """Send the signal again when Python has dropped the exception.
+    """Send the signal again when Python has dropped the exception that it raised.
 
     Python drops exceptions raised in `__del__` and in callbacks of weak references, which are frequent during imports. A timer
-    thread sends the signal a moment later, because sent at once it would be raised in the same callback.
+    thread sends the signal a moment later, because a signal sent at once would raise its exception in the same callback.
     """
     if _received is None or not isinstance(dropped.exc_value, Terminated):
         sys.__unraisablehook__(dropped)

@@ -1,4 +1,4 @@
-"""Write the web page with a program as a folder that works on any static server and when it is opened as a file.
+"""Write the web page and a program to a folder. The page works on any static server, and when it is opened as a file.
 
 `make web` builds the page: one HTML file with the engine as WebAssembly, an embedded model and sample images. The folder adds a
 program to it. Browsers do not let a page that is opened as a file read other files, but they run scripts next to it: therefore
@@ -20,7 +20,7 @@ PAGE = "index.html"
 MODEL = "model.fqvit"
 SCRIPT = f"{MODEL}.js"
 FORMAT = "web 1"
-MAX_SCRIPT_BYTES = 100_000_000  # of a program; browsers limit the length of a script
+MAX_SCRIPT_BYTES = 100_000_000  # larger programs are not written as a script: browsers limit its length
 
 _WITHOUT_MODEL = '<meta name="fqvit-model" content="">'
 _WITH_MODEL = f'<meta name="fqvit-model" content="{MODEL}">'
@@ -32,7 +32,7 @@ def page_path() -> Path:
 
 
 def page_html(with_model: bool) -> bytes:
-    """Return the page. with_model: it loads `MODEL` next to it, otherwise it uses the embedded model."""
+    """Return the page. with_model: the page loads `MODEL` from its own folder; otherwise it uses the embedded model."""
     path = page_path()
     if not path.is_file():
         raise FqvitError(f"{path}: the page is not built. Run `make wasm web` in the repository, or install a wheel.")
@@ -43,7 +43,7 @@ def page_html(with_model: bool) -> bytes:
 
 
 def write_page(folder: str | Path, program: Path | None) -> list[str]:
-    """Write the page and a program to a folder, atomically, and return the names of the files. program: None: only the page"""
+    """Write the page and a program (None: only the page) to a folder, atomically. Return the names of the files."""
     content = {PAGE: page_html(program is not None)}
     if program is not None:
         data = program.read_bytes()

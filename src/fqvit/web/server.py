@@ -1,7 +1,8 @@
 """Serve the web page on this machine: a few files from memory, to browsers on the same machine only.
 
 The headers isolate the page from other origins, so that browsers offer shared memory and precise clocks. Requests whose
-Host header names another host are rejected: a page on the internet whose name resolves to 127.0.0.1 cannot read the program.
+Host header names another host are rejected, so that a page on the internet cannot read the program by making its own host name
+resolve to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ HEADERS = {
 
 
 class Server(ThreadingHTTPServer):
-    """An HTTP server for fixed files. files: name -> content; index.html is also the page at /."""
+    """An HTTP server for fixed files. files: name -> content; index.html is also served at /."""
 
     daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
@@ -50,7 +51,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def process_request(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
-        """Start a thread for a connection, or close it if there are too many."""
+        """Start a thread for a connection, or close the connection if too many are open."""
         if not self.free.acquire(blocking=False):
             self.shutdown_request(request)
             return

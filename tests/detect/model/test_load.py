@@ -1,4 +1,4 @@
-"""Detector checkpoints: every layout gives the same model, sizes come from shapes, errors name the keys in the file."""
+"""Tests of detector checkpoints: both layouts give the same model, sizes come from tensor shapes, and errors name the keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_both_layouts_give_the_same_model_with_sizes_from_shapes(name: str) -> N
     assert all(torch.equal(value, other[key]) for key, value in a.module.state_dict().items())
 
 
-def test_key_names_are_those_of_the_releases() -> None:
+def test_key_names_are_those_of_released_checkpoints() -> None:
     new, old = random_release(CONFIGS["cascade of 4conv1fc"], "mmdetection"), random_release(MASK_RCNN, "swin")
     assert {
         "backbone.patch_embed.projection.weight",
@@ -173,7 +173,7 @@ def broken(**changes: Tensor | None) -> dict[str, Tensor]:
         ({"roi_head__bbox_head__0__fc_cls__bias": torch.zeros(6)}, "under two names"),
     ],
 )
-def test_faulty_checkpoints_are_rejected_naming_the_tensor(changes: dict[str, Tensor | None], said: str) -> None:
+def test_errors_for_faulty_checkpoints_name_the_tensor(changes: dict[str, Tensor | None], said: str) -> None:
     with pytest.raises(FqvitError, match=said):
         load_detector(broken(**changes))
 
@@ -197,7 +197,7 @@ def test_settings_that_do_not_fit_the_weights_are_rejected(settings: DetectSetti
         load_detector(random_release(MASK_RCNN, "swin"), settings)
 
 
-def test_damaged_settings_in_metadata_are_named(tmp_path: Path) -> None:
+def test_the_error_for_damaged_settings_in_metadata_names_the_field(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     text = msgspec.json.encode(DetectSettings()).decode().replace("800", '"wide"')

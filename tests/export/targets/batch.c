@@ -1,5 +1,5 @@
-/* Runs all images from stdin with one arena, which is first filled with garbage: a model must not depend on its initial
- * contents. Prints one integer per line, all outputs of an image one after the other. */
+/* Runs all images from stdin with one arena, which is first filled with garbage: a model must not depend on the initial
+ * contents of the arena. Prints one integer per line, all outputs of an image one after the other. */
 #include <stdio.h>
 #include <string.h>
 

@@ -28,7 +28,7 @@ from fqvit.models.load import build, load_model
 State = dict[str, Tensor]
 VIT = ViTConfig(image=(16, 16), patch=4, channels=3, classes=5, width=12, depth=2, heads=3, hidden=48)
 SWIN = SwinConfig(image=(28, 28), patch=2, channels=3, classes=5, width=8, depths=(2, 2), heads=(2, 4), window=7)
-GELU: dict[str, Any] = {"activation": "gelu"}  # state dicts in Hugging Face's layout do not show it
+GELU: dict[str, Any] = {"activation": "gelu"}  # state dicts in Hugging Face's layout do not show the activation
 OTHERS = [
     ("vit_two", ViTConfig(**{**vars(VIT), "width": 18})),
     ("vit_one_distilled", ViTConfig(**{**vars(VIT), "prefix": 2})),
@@ -251,7 +251,7 @@ def test_errors_for_unsupported_vit_variants_name_the_feature(key: str, word: st
         load_model("vit_one", {**random_state(VIT), key: torch.zeros(3)})
 
 
-def test_swins_with_absolute_positions_or_of_version_2_are_rejected() -> None:
+def test_swins_with_absolute_position_embeddings_or_of_version_2_are_rejected() -> None:
     with pytest.raises(FqvitError, match="absolute positions"):
         load_model("swin_one", {**random_state(SWIN), "absolute_pos_embed": torch.zeros(3)})
     with pytest.raises(FqvitError, match="has the tensors of family 'swinv2', expected 'swin'"):

@@ -6,10 +6,8 @@ import hashlib
 import json
 import re
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,8 @@ from fqvit.errors import FqvitError
 from fqvit.models import zoo
 from fqvit.models.config import ViTConfig
 from fqvit.models.load import build, load_model
+from tests.stand_in_hub import Hub
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SMALL = ViTConfig(image=(16, 16), patch=4, channels=3, classes=3, width=12, depth=2, heads=3, hidden=48)
 CONFIG: dict[str, Any] = {
     "model_type": "vit",
@@ -33,53 +31,6 @@ CONFIG: dict[str, Any] = {
     "num_attention_heads": 3,
     "id2label": {"0": "cat", "1": "dog", "2": "eel"},
 }
-
-
-class Hub:
-    """A local hub. repositories: {"ORG/NAME": {file name: bytes}}; the revisions are main and v1."""
-
-    def __init__(self) -> None:
-        self.repositories: dict[str, dict[str, bytes]] = {}
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self) -> None:
-                self.answer(with_body=False)
-
-            def do_GET(self) -> None:
-                self.answer(with_body=True)
-
-            def answer(self, with_body: bool) -> None:
-                organisation, name, _, revision, file = self.path.lstrip("/").split("/", 4)
-                files = hub.repositories.get(f"{organisation}/{name}")
-                if files is None:
-                    return self.not_found("RepoNotFound")
-                if revision not in ("main", "v1", COMMIT):
-                    return self.not_found("RevisionNotFound")
-                if file not in files:
-                    return self.not_found("EntryNotFound")
-                body = files[file]
-                self.send_response(200)
-                self.send_header("X-Repo-Commit", COMMIT)
-                self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                if with_body:
-                    self.wfile.write(body)
-
-            def not_found(self, code: str) -> None:
-                self.send_response(404)
-                self.send_header("X-Error-Code", code)
-                self.send_header("X-Repo-Commit", COMMIT)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
 
 @pytest.fixture
@@ -179,7 +130,7 @@ def test_crop_interpolation_and_pooling_of_timm_configs_are_used(hub: Hub) -> No
         ({"size": {"height": 24, "width": 24}, "do_center_crop": True, "crop_size": {"height": 16, "width": 16}}, 24, True),
         ({"size": {"shortest_edge": 20}, "do_center_crop": True, "crop_size": 16}, 20, False),
         ({"size": 20, "image_processor_type": "CLIPImageProcessor", "do_center_crop": True, "crop_size": 16}, 20, False),
-        ({"size": {"height": 8, "width": 8}}, 16, True),  # for images of another size
+        ({"size": {"height": 8, "width": 8}}, 16, True),  # written for 8 x 8 pixels, but the model reads 16 x 16
     ],
     ids=str,
 )

@@ -53,7 +53,7 @@ NUMBER = torch.tensor(1.0)
         ({f"blocks.{'9' * 5000}.norm1.weight": NUMBER}, "", "has a block or stage number above 99"),
     ],
 )
-def test_a_vit_with_invalid_tensors_is_rejected_in_one_line(changes: State, without: str, message: str) -> None:
+def test_a_vit_with_invalid_tensors_gives_a_one_line_error(changes: State, without: str, message: str) -> None:
     state = {k: v for k, v in build(CONFIGS["vit_one"]).state_dict().items() if not without or not k.endswith(without)}
     assert message in rejection("vit_one", {**state, **changes})
 
@@ -68,7 +68,7 @@ def test_a_vit_with_invalid_tensors_is_rejected_in_one_line(changes: State, with
         ("layers.0.blocks.0.mlp.fc1.weight", torch.zeros(3, 8), "'layers.0.blocks.0.mlp.fc1.weight' is [3, 8]"),
     ],
 )
-def test_a_swin_with_invalid_tensors_is_rejected_in_one_line(key: str, value: Tensor, message: str) -> None:
+def test_a_swin_with_invalid_tensors_gives_a_one_line_error(key: str, value: Tensor, message: str) -> None:
     assert message in rejection("swin_one", {**build(CONFIGS["swin_one"]).state_dict(), key: value})
 
 

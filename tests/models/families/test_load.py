@@ -114,7 +114,7 @@ def test_the_original_dinov2_with_registers_loads(swiglu: bool) -> None:
     state, images = random_state(config), torch.randn(2, 3, 32, 32)
     theirs = {**state, "register_tokens": state["reg_token"], "mask_token": torch.zeros(1, 24)}
     del theirs["reg_token"]
-    shift = torch.randn(1, 1, 24)  # the original adds a position to the class token
+    shift = torch.randn(1, 1, 24)  # the original adds a position embedding to the class token
     theirs["cls_token"], theirs["pos_embed"] = state["cls_token"] - shift, torch.cat([shift, state["pos_embed"]], 1)
     if swiglu:
         theirs = {k.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3"): v for k, v in theirs.items()}
@@ -164,7 +164,7 @@ def test_a_classifier_loads_as_a_feature_extractor() -> None:
     assert torch.equal(run(model.module, images), expected(VisionConfig(**SIZES, outputs=0), headless, images))
 
 
-def test_positions_are_resampled_as_in_timm(timm: ModuleType) -> None:
+def test_position_embeddings_are_resampled_as_in_timm(timm: ModuleType) -> None:
     options: dict[str, Any] = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 0}
     oracle = timm.models.VisionTransformer(img_size=56, **options).eval()
     model = load_model(weights=oracle.state_dict(), size=(32, 48), **SETTINGS)
@@ -242,7 +242,7 @@ def test_real_dinov2_weights_of_both_layouts_give_the_same_bits_as_timm(timm: Mo
     folder = shared_data / "weights"
     model = load_model("vit_small_patch14_dinov2", folder / "dinov2_vits14.safetensors", size=224)
     oracle = timm.create_model("vit_small_patch14_dinov2", img_size=224).eval()
-    # The file is float16. In float32, timm does not round the resampled positions.
+    # The file is float16. In float32, timm does not round the resampled position embeddings.
     state = {k: v.float() for k, v in load_file(folder / "dinov2_vits14.safetensors").items()}
     oracle.load_state_dict(timm.models.vision_transformer.checkpoint_filter_fn(dict(state), oracle))
     images = torch.randn(1, 3, 224, 224)
@@ -270,7 +270,7 @@ def test_real_dinov2_weights_of_both_layouts_give_the_same_bits_as_timm(timm: Mo
     ],
 )
 def test_other_models_of_timm_do_not_load_under_a_similar_name(timm: ModuleType, name: str, other: str, message: str) -> None:
-    """With the settings of the name they would load, but their logits would be off by up to 70 % of the largest one."""
+    """With the settings of the name, they would load, but logits would be off by up to 70 % of the largest logit."""
     state = timm.create_model(other, depth=1).state_dict()
     with pytest.raises(FqvitError, match=message):
         load_model(name, state)

@@ -70,7 +70,7 @@ def output(model: Any, images: Tensor, **options: Any) -> Tensor:
     if type(model).__name__ == "IJepaModel":
         return found.last_hidden_state.mean(1)  # type: ignore[no-any-return]
     own = getattr(found, "pooler_output", None)
-    # The pooler of ViT and DeiT, a layer of its own, is left out.
+    # The pooler of ViT and DeiT is an additional layer, which fqvit leaves out.
     return found.last_hidden_state[:, 0] if own is None or hasattr(getattr(model, "pooler", None), "dense") else own
 
 
@@ -153,7 +153,7 @@ def test_mae_encoders_load_without_their_decoder(transformers: ModuleType, tmp_p
 
 
 @pytest.mark.parametrize("name", ["Dinov2", "Dinov2WithRegisters", "DINOv3ViT"])
-def test_the_preprocessor_sets_the_image_size_of_models_that_resample_positions(
+def test_the_preprocessor_sets_the_image_size_of_models_that_resample_position_embeddings(
     transformers: ModuleType, tmp_path: Path, name: str
 ) -> None:
     options = {**SIZES, "image_size": 56} | ({"num_register_tokens": 4} if name == "DINOv3ViT" else {})

@@ -1,4 +1,4 @@
-/* Prints the model, the version and the first logit of a black image. */
+/* Prints the name of the model, the version of libfqvit and the first logit of a black image. */
 #include <fqvit.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -30,7 +30,7 @@ from fqvit.runtime.reference import run
 from tests.factories import few, float_model, images_for
 from tests.factories import one_thread as one_thread
 
-# Raises sites only; test_narrow.py tests the search for widths of weights.
+# This recipe only raises the bits of sites; test_narrow.py tests the search for widths of weights.
 AUTO = Recipe(name="auto", attention="relative", channels=True, k=4, max_loss=0.5)
 
 
@@ -114,7 +114,7 @@ def test_the_reported_choice_matches_simulations(kind: str) -> None:
     assert again == choice.end and choice.start == loose.start
     assert choice.reached == (choice.end.loss <= choice.max_loss)
     gains = [raised.gain for raised in choice.raised]
-    assert gains == sorted(gains, reverse=True) and 0.0 not in gains  # the cost of leaving only this unit narrow
+    assert gains == sorted(gains, reverse=True) and 0.0 not in gains  # a gain is the cost of leaving only that unit narrow
     assert all(raised.before < raised.after == WIDER[raised.role] for raised in choice.raised)
 
 
@@ -234,7 +234,7 @@ def test_features_are_rejected_before_any_image_is_read(features: Any) -> None:
         calibrate(float_model("vit"), images(), AUTO, outputs=("logits", "mean@0"))
 
 
-def test_progress_is_reported_once_per_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_of_probing_counts_the_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fqvit.quant.methods.auto.measure", Measures(loss=lambda calls: 1.0))
     model, reported = float_model("vit"), []
     unreachable = msgspec.structs.replace(AUTO, max_loss=0.0)

@@ -44,7 +44,7 @@ def real(split: Split) -> Array:
 
 
 def slow_weights(row: Array, bits: int) -> tuple[float, list[list[float]]]:
-    """Steps 1 and 2 for one output channel, weight by weight: a, and the bits [b-1][K]."""
+    """Compute steps 1 and 2 for one output channel, weight by weight; return the scale a and the bits [b-1][K]."""
     largest = 2 ** (bits - 1) - 1
     a, before = max(abs(w) for w in row) / largest, 0.0
     while abs(a - before) > 1e-9 * a:

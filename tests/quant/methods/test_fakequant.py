@@ -1,4 +1,4 @@
-"""Rounding with gradients: values as QParams computes them, gradients as defined for LSQ."""
+"""Tests of fake quantization: values as QParams computes them, gradients as in LSQ (learned step size quantization)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_values_equal_those_of_the_codes() -> None:
 
 
 def test_gradients_of_values_scales_and_zero_points() -> None:
-    """Inside the range y = x in effect; beyond it y = (last - zero) scale or -zero scale."""
+    """Inside the range, dy/dx is 1, as for y = x; beyond it, y is (last - zero) * scale or -zero * scale."""
     x = torch.tensor([[0.9], [100.0], [-100.0]], requires_grad=True)
     scale, zero = torch.tensor([0.5], requires_grad=True), torch.tensor([3.0], requires_grad=True)
     fake_quantize(x, scale, zero, 15).sum().backward()
@@ -36,7 +36,7 @@ def test_one_scale_for_all_channels_gets_the_sum_of_the_gradients() -> None:
     torch.testing.assert_close(each.grad.sum(), one.grad[0])
 
 
-def test_the_nearest_step_of_a_grid() -> None:
+def test_fake_quantize_grid_rounds_to_the_nearest_step() -> None:
     x = torch.tensor([-9.0, -0.4, 0.3, 2.2, 99.0], requires_grad=True)
     scale = torch.tensor([0.5], requires_grad=True)
     y = fake_quantize_grid(x, scale, torch.tensor([-2.0, 0.0, 1.0, 8.0]))
@@ -46,7 +46,7 @@ def test_the_nearest_step_of_a_grid() -> None:
     assert scale.grad is not None and abs(float(scale.grad) - (-2 + 0.8 + 0.4 - 3.4 + 8)) < 1e-5
 
 
-def test_straight_through_has_the_value_of_one_and_the_gradient_of_the_other() -> None:
+def test_straight_through_has_the_gradient_of_its_first_and_the_value_of_its_second_argument() -> None:
     x = torch.tensor([0.3, 0.7], requires_grad=True)
     y = straight_through(x, x.round())
     assert y.tolist() == [0.0, 1.0]

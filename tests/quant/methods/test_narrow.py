@@ -53,7 +53,7 @@ def test_the_steps_of_a_layer_have_increasing_costs_per_byte(points: list[tuple[
     assert hull(points) == kept
 
 
-def test_a_size_limit_is_judged_even_if_no_width_is_left_to_try() -> None:
+def test_a_size_limit_is_checked_even_if_no_width_is_left_to_try() -> None:
     _, calibration, choice = search(msgspec.structs.replace(AUTO, weight_bits=4, max_size=10))
     assert (
         not choice.narrowed and choice.max_size == 10 and choice.bytes is not None and choice.bytes > 10 and not choice.reached
@@ -74,7 +74,7 @@ def test_every_layer_is_narrowed_to_4_bits_if_any_loss_is_allowed(kind: str) -> 
     assert 8 in stored.values()  # the patch embedding and the head
 
 
-def test_saved_bytes_are_those_of_the_program() -> None:
+def test_the_reported_saving_equals_the_difference_in_weight_bytes() -> None:
     model, calibration, choice = unlimited("vit")
     wide = lower(model, calibrate(model, [images_for(model.preprocess, 6, 7)], RECIPES["fqvit"]))
     narrow = lower(model, calibration)
@@ -92,7 +92,7 @@ def test_nothing_is_narrowed_if_no_loss_is_allowed(monkeypatch: pytest.MonkeyPat
 
     exact = auto.measure
     calls = iter(range(10**6))
-    # The first measure, before anything is narrowed, has no loss; all others have.
+    # The first measurement, before anything is narrowed, has no loss; all later ones have a loss.
     monkeypatch.setattr(auto, "measure", lambda a, b: msgspec.structs.replace(exact(a, b), loss=float(next(calls) > 0)))
     _, calibration, choice = search(msgspec.structs.replace(AUTO, max_loss=0.5))
     assert choice.narrowed == [] and calibration.recipe.layer_bits == {} and not choice.reached
@@ -126,7 +126,7 @@ def test_layer_bits_of_the_recipe_are_fixed_choices() -> None:
     assert stored["blocks.1.attn.qkv"] == 5 and stored["blocks.0.mlp.fc1"] > 6 and stored["blocks.1.mlp.fc1"] == 4
 
 
-def test_a_size_limit_is_judged_even_if_every_layer_has_fixed_bits() -> None:
+def test_a_size_limit_is_checked_even_if_every_layer_has_fixed_bits() -> None:
     for limit in (10, 10**9):
         _, calibration, choice = search(msgspec.structs.replace(AUTO, max_size=limit, layer_bits={"blocks.*": 6}))
         assert calibration.recipe.layer_bits == {"blocks.*": 6} and choice.narrowed == [] and choice.layers == 0

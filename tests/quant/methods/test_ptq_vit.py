@@ -1,4 +1,4 @@
-"""PTQ for ViT: scores against their definitions, the search against the full grid, and whole networks."""
+"""Post-training quantization for ViT: scores against their definitions, search against the full grid, and whole networks."""
 
 from __future__ import annotations
 
@@ -388,7 +388,7 @@ def test_search_beats_observed_scales_at_5_bits(name: str, monkeypatch: pytest.M
     assert error["similarity"] < error["observed"]
 
 
-def test_progress_is_reported_once_per_node() -> None:
+def test_the_progress_of_the_search_counts_the_nodes() -> None:
     model = float_model("vit")
     seen: list[object] = []
 

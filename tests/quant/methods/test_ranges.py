@@ -30,7 +30,7 @@ def site(role: Role, bits: int) -> SitePlan:
 
 
 def covering(x: Tensor, role: Role, bits: int) -> QParams:
-    """The parameters without a search, which cover all rows."""
+    """Return parameters that cover all rows, without a search."""
     low, high = (
         ends.clamp(max=0).double().numpy() if least else ends.clamp(min=0).double().numpy()
         for least, ends in (

@@ -1,4 +1,4 @@
-"""Learning segment by segment: the cut, the result against plain compensation, and whole programs."""
+"""Learning segment by segment: how graphs are cut, the error compared with plain compensation, and whole programs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_learning_reduces_the_error_of_compensated_rounding(one_thread: None) ->
 
 @pytest.mark.parametrize("kind", ["vit", "swin"])
 @pytest.mark.parametrize("name", LOW)
-def test_programs_have_narrow_inputs_of_products_and_run_the_same_everywhere(kind: str, name: str, one_thread: None) -> None:
+def test_inputs_of_products_are_narrow_and_the_engine_equals_the_reference(kind: str, name: str, one_thread: None) -> None:
     model, recipe = float_model(kind), RECIPES[name]
     calibration = calibration_of(model, recipe)
     for node in calibration.graph(model).nodes:

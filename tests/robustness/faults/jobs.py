@@ -20,8 +20,8 @@ class Job:
     words: the arguments of `fqvit`, run in a folder that `prepare` has filled.
     out: the output. load: raises unless the output is complete.
     before: the arguments of a command that writes another output to the same path.
-    cells: the folder of finished cells of a table (one method on one model) or of finished parts of embeddings, from which the
-        next run continues.
+    cells: the folder with the finished cells of a table (one cell per method and model) or the finished parts of embeddings.
+        The next run continues from it.
     """
 
     name: str
@@ -66,7 +66,7 @@ def _folder(path: Path) -> None:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table in JSON, without times."""
+    """Return the rows of a JSON table, without their timings."""
     return [
         {key: value for key, value in row.items() if not key.endswith("seconds")}
         for row in json.loads(path.read_text())["rows"]
@@ -154,7 +154,7 @@ def prepare(folder: Path, names: Iterable[str] = ()) -> None:
 
 
 def digest(path: Path) -> str | None:
-    """Return the digest of a file, of all files of a folder, or of the rows of a table; None if it does not exist."""
+    """Return the digest of a file, of all files of a folder, or of the rows of a table; None if the path does not exist."""
     if not path.exists():
         return None
     if path.suffix == ".json" and path.is_file():

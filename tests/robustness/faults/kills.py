@@ -2,7 +2,7 @@
 
 Commands run in forks of this process, which has imported everything, so that kills happen during work and not during imports.
 Hence this must run in a separate process (scripts/faults.py). Of every four kills, two happen at random moments, one shortly
-after a temporary file appears, and one at a random line of the code that writes.
+after a temporary file appears, and one at a random line of the code that writes files.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class Campaign:
         return {path for place in places if place.is_dir() for path in leftovers(place)}
 
     def _wait_for_writing(self, process: int, appearances: int) -> str:
-        """Wait until this many temporary files have appeared, and then for a random part of a write."""
+        """Wait until this many temporary files have appeared, and then for a random fraction of the time that a write takes."""
         known = self._unfinished()
         while appearances > 0 and os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             appearances -= len(self._unfinished() - known)
@@ -226,7 +226,7 @@ class Campaign:
         return f"{1000 * wait:.1f} ms after a write began"
 
     def _look(self, older: bool, when: str) -> str:
-        """Check the files after a kill, and return the stage at which it happened."""
+        """Check the files after a kill, and return the stage at which the kill happened."""
         expected = {"after": self.new, "before": self.old if older else None}
         try:
             found = digest(self.out)
@@ -240,7 +240,7 @@ class Campaign:
         others = {self.out.name, "out.csv", ".said", ".steps", self.job.cells, *READ}
         strange = [path.name for path in self.folder.iterdir() if path.name not in others and path not in left]
         if strange:
-            self.tally.faults.append(f"{when}: left {strange}")
+            self.tally.faults.append(f"{when}: unexpected files {strange}")
         for cell in self._cells():
             try:
                 json.loads(cell.read_bytes()) if cell.suffix == ".json" else self.job.load(cell)

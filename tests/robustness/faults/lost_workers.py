@@ -1,4 +1,4 @@
-"""Kill a worker of torchrun (kill -9) at a random moment: all workers must end soon, with one line and no partial file."""
+"""Kill a torchrun worker (kill -9) at a random time: all workers must exit soon, with a one-line error and no partial file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 45.0  # seconds; torchrun itself allows 30 between its SIGTERM and SI
 
 
 def campaign(name: str, home: Path, times: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
-    """Kill a random worker `times` times. Return the number of each outcome, and the faults.
+    """Kill a random worker `times` times. Return the count of each outcome, and the faults.
 
     Before the workers are connected, in the first seconds of imports, only torchrun can report the lost worker. From then on
     one of the workers must report it, until the result is printed.

@@ -60,7 +60,7 @@ def run(
 ) -> Ended:
     """Run `python WORDS` in `folder`. signum: a signal to send when `after` seconds have passed.
 
-    group: send it to the whole process group, as a terminal does, or to the process only.
+    group: send the signal to the whole process group, as a terminal does; if False, to the process only.
     """
     master, slave = pty.openpty()
     # A child inherits ignored signals (SIGINT after a shell's `&`, SIGHUP under nohup), but not handlers.

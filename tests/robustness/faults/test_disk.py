@@ -1,4 +1,4 @@
-"""Test full disks and unwritable paths: exit code 2, one line with the path and the remedy, and an intact old output."""
+"""Test full disks and unwritable paths: exit code 2, a one-line error with path and remedy, and an intact old output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TABLE = ("table", "--models", "fmnist_vit", "--methods", "minmax", "--images", 4
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Limit the size of files (EFBIG). Without special permissions, nothing comes closer to a full disk."""
+    """Make writes beyond a file size fail with EFBIG. This is the closest to a full disk without special permissions."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -69,7 +69,7 @@ def test_a_failed_write_leaves_the_old_output_and_nothing_else(case: str, tmp_pa
         assert sorted(path.name for path in tmp_path.iterdir()) == ([name] if older else [])
 
 
-def test_images_and_cells_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+def test_errors_name_images_and_cells_that_cannot_be_written(tmp_path: Path) -> None:
     with files_of_at_most(100):
         assert_rejected(
             fqvit("detect", "draw", "shapes.fqvit", "val", "-o", tmp_path), ".png: cannot be written (File too large)"
@@ -78,7 +78,7 @@ def test_images_and_cells_that_cannot_be_written_are_named(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_report_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_report_that_cannot_be_written(tmp_path: Path) -> None:
     assert fqvit("quantize", "--images", 4, "-o", tmp_path / "a.fqvit").code == 0
     with files_of_at_most(4096):
         done = fqvit("report", tmp_path / "a.fqvit", "--limit", 4, "-o", tmp_path / "a.html", "--pictures", tmp_path / "p")
@@ -96,7 +96,7 @@ def test_a_table_writes_only_its_outputs_and_cells(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 @pytest.mark.parametrize("kind", ["onnx", "vectors"])
-def test_export_to_a_full_disk_leaves_nothing(kind: str, tmp_path: Path) -> None:
+def test_export_to_a_full_disk_leaves_no_files(kind: str, tmp_path: Path) -> None:
     """Use a separate mount namespace, so that nothing stays mounted."""
     command = shlex.join([sys.executable, "-m", "fqvit", "export", str(PROGRAM), "--to", kind, "-o", "out"])
     mounted = f"mount -t tmpfs -o size=8k none . && cd {shlex.quote(str(tmp_path))} && echo mounted"

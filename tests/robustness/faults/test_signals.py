@@ -13,7 +13,7 @@ if sys.platform == "win32":
 
 from tests.robustness.faults import terminal
 
-# A command with a visible progress bar and a partially written file, which sends itself a signal.
+# A command that sends itself a signal while it shows a progress bar and has partially written a file.
 WORK = """
 import os, sys
 from fqvit.cli.commands import models

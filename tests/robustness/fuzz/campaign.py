@@ -1,4 +1,4 @@
-"""Load many mutated .fqvit files with both loaders, which must agree, run accepted ones and compare them with the reference.
+"""Load many mutated .fqvit files with the Python loader and the native loader, which must agree, and run the accepted files.
 
     python tests/robustness/fuzz/campaign.py --count 10000 --seed 1 --workers 1 [--native FILE]
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 FINDINGS = ROOT / "build" / "fuzz"
 MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())  # keeps the files off the disk
-DETECTORS = 0.005  # share of detectors: one takes as long as forty small programs
+DETECTORS = 0.005  # share of detectors: one detector takes as long as forty small programs
 NETWORKS = 0.04  # share of whole networks
 HANGS = 120  # seconds per hundred files before a worker counts as hanging
 CRASHES = 20  # restarts of dead workers, in total; each continues after the file that killed it
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def campaign(arguments: argparse.Namespace) -> int:
-    """Run all workers, restart those that die, print the report; returns the exit code."""
+    """Run all workers, restart those that die, print the report, and return the exit code."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         folder, counts, bad = Path(name), collections.Counter[str](), 0

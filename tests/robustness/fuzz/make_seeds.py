@@ -53,7 +53,7 @@ TINY = DetectorConfig(SWIN, 2, channels=4, box_channels=4, box_width=6, mask_con
 
 MASK = np.zeros((8, 9), np.bool_)
 MASK[2:5, 3:6] = True
-LETTERS = to_runs(MASK)  # COCO's compressed run lengths
+LETTERS = to_runs(MASK)  # COCO's compressed RLE (run-length encoding)
 
 
 def written(program: Program | DetectorProgram) -> bytes:

@@ -1,6 +1,6 @@
 """Mutate valid .fqvit files as a hostile writer would: change a few parts and make the fingerprint valid again.
 
-Most changes keep the types of the JSON and use names that exist: a file that fails the first check does not test the others.
+Most changes keep the JSON types and use existing names, because a file that fails the first check tests none of the later ones.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _cut_text(rng: random.Random, text: str) -> str:
 
 
 def _spelled(rng: random.Random, text: str) -> str:
-    """Spell a value of the JSON in another way, or give a key twice: loaders must agree on what they accept."""
+    """Write a value of the JSON in another notation, or duplicate a key: loaders must agree on what they accept."""
     numbers = list(re.finditer(r"(?<=[:,\[])-?[0-9][0-9.e+-]*(?=[,}\]])", text))
     keys = list(re.finditer(r'(?<=[{,])"([^"\\]*)":', text))
     what = rng.randrange(4)
@@ -233,7 +233,10 @@ def _change_values(rng: random.Random, header: Any, tensors: Tensors) -> None:
 
 
 def _change_tensor(rng: random.Random, header: Any, tensors: Tensors) -> None:
-    """Change the type or shape of a constant, or remove, rename, swap or duplicate it. Byte counts match dtypes in WIDTHS."""
+    """Change the type or shape of a constant, or remove, rename, swap or duplicate it.
+
+    For the dtypes in WIDTHS, the number of bytes matches the shape.
+    """
     if not tensors:
         return
     name, other = rng.choice(list(tensors)), rng.choice(list(tensors))

@@ -1,4 +1,4 @@
-"""Judge the outcome for any file: rejected in one line that names it, or accepted with the reference's results, bit for bit.
+"""Judge the outcome for a file: rejected with a one-line error that names it, or accepted with the reference's exact results.
 
 Python's loader and the native loader must agree about every program. Every other outcome is a Finding.
 """
@@ -29,7 +29,7 @@ class Finding(Exception):
 
 
 def checked_line(error: FqvitError, path: Path) -> str:
-    """Return the message; raises Finding unless it is one line of at most LONGEST characters that names the file."""
+    """Return the message. Raise Finding unless it is one line of at most LONGEST characters that names the file."""
     line = str(error)
     if path.name not in line or len(line.splitlines()) != 1 or len(line) > LONGEST:
         raise Finding(f"the message is not one short line that names the file: {line[:300]!r}")
@@ -39,7 +39,7 @@ def checked_line(error: FqvitError, path: Path) -> str:
 # Files on which the two loaders may differ: docs/explanation/hardening.md has the reasons.
 MEMORY = re.compile(r"parameters need \d+ MB, but the file stores only|its buffers need \d+ MiB per image")  # engine limits
 NOT_JSON = "the program is not JSON"
-EXTREME_JSON = re.compile(rb"[0-9]{309}|[\[{]{300}")  # a number beyond every double, or deep nesting
+EXTREME_JSON = re.compile(rb"[0-9]{309}|[\[{]{300}")  # a number too large for a double, or deep nesting
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Verdicts:
 def verdicts(path: Path, **options: Any) -> Verdicts:
     """Load a program with Python's loader and with the native one. Raises Finding if only one of them accepts it.
 
-    options: for Engine. Files in the table of exceptions in docs/explanation/hardening.md raise no Finding.
+    options: keyword arguments of Engine. Files in the table of exceptions in docs/explanation/hardening.md raise no Finding.
     """
     python, native = _program_or_error(path), _engine_or_error(path, **options)
     extreme = EXTREME_JSON.search(path.read_bytes()) is not None
@@ -83,7 +83,7 @@ def _engine_or_error(path: Path, **options: Any) -> Engine | FqvitError:
 
 
 def judge_program(path: Path, number: int) -> str:
-    """Load a program with both loaders, run it on one instruction set, compare it with the reference.
+    """Load a program with both loaders, run it on one instruction set, and compare its outputs with the reference.
 
     Returns "stage | message".
     """
@@ -130,7 +130,7 @@ def _compare(program: Program, verified: Verified, engine: Engine, number: int) 
 
 
 def judge_detector(path: Path, number: int) -> str:
-    """Load a detector, run it and compare it with the reference; returns "stage | message"."""
+    """Load a detector, run it and compare its outputs with the reference. Return "stage | message"."""
     reached = False
     try:
         detector = DetectorProgram.load(path)
@@ -146,7 +146,7 @@ def judge_detector(path: Path, number: int) -> str:
                 raise Finding(f"{name} differ from the reference")
         return "accepted | equal integers"
     except FqvitError as error:
-        if reached:  # errors of the parts do not name the file; the caller knows its name
+        if reached:  # errors of the detector's parts do not name the file; the caller knows its name
             return f"engine | {error}"
         return f"{_stage(str(error))} | {checked_line(error, path)}"
     except Finding:

@@ -1,6 +1,6 @@
-"""Format-aware mutations that keep checksums valid, so that damage reaches the code behind them.
+"""Format-aware mutations that keep checksums valid, so that mutated data reaches the code behind the checksum tests.
 
-Each mutation takes a file, the largest size of its result, a random generator, and `bytewise`, which mutates plain bytes.
+Each mutation takes a file, the maximum size of the result, a random generator, and `bytewise`, which mutates plain bytes.
 See also: mutate.py (.fqvit files).
 """
 
@@ -20,7 +20,7 @@ BLOCK = 512
 
 
 def fqvit(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> bytes:
-    """Mutate a .fqvit file; one that can no longer be unpacked is mutated bytewise."""
+    """Mutate a .fqvit file. A file that can no longer be unpacked is mutated bytewise."""
     try:
         return mutated(rng, Seed.of(raw))[:most]
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, struct.error):
@@ -28,7 +28,7 @@ def fqvit(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> byte
 
 
 def zipped(raw: bytes, most: int, rng: random.Random, bytewise: Bytewise) -> bytes:
-    """Mutate one member of a zip file, with valid checksums; mostly the first, which in PyTorch files describes the others."""
+    """Mutate one member of a zip file, with valid checksums: mostly the first, which describes the others in PyTorch files."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             members = [(name, archive.read(name)) for name in archive.namelist()]

@@ -1,4 +1,4 @@
-"""Constants and fields of multiply, rotary, depthwise and max that test_native_engine.py tries: wrong ones and extreme ones."""
+"""Invalid and extreme constants and fields of multiply, rotary, depthwise and mean, for test_native_engine.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARRAYS: dict[str, dict[str, tuple[Array, ...]]] = {
     "rotary": {
         "y.table": (
             np.zeros((2, T, 4), np.int16),
-            np.zeros((2, T, 2), np.int16),  # not the number of partners
+            np.zeros((2, T, 2), np.int16),  # the last axis is not the number of partners
             np.zeros((2, T + 1, 3), np.int16),
             np.zeros((1, T, 3), np.int16),
             np.zeros((2, T, 0), np.int16),

@@ -44,8 +44,8 @@ EXPONENTIALS, CODES = i32(2**20, 2**10, 0), u8(15, 3, 0)
 SCORES: Json = {"a": "h", "b": "h", "mult": 2**30, "shift": 40, "a_zero": 3, "b_zero": 4, "y_zero": 9}
 UNIFORM: Json = {"op": "softmax", "x": "s", "mult": 2**40, "shift": 36}
 
-# The ops in front of each case: x u8 [T, C], h u8 [2, 2, 2, 3], s, log, relative, uniform u8 [2, 2, 2, 2], acc i32 [T, C],
-# wide u16 [T, C]. The constants row and token may be operands.
+# The ops before each case. They write these buffers: x, u8 [T, C]; h, u8 [2, 2, 2, 3]; s, log, relative and uniform, each u8
+# [2, 2, 2, 2]; acc, i32 [T, C]; wide, u16 [T, C]. Cases may also use the constants row and token as operands.
 BEFORE: list[Json] = [
     {"op": "permute", "y": "x", "x": "pixels", "view": [T, C], "perm": [0, 1]},
     {"op": "permute", "y": "h", "x": "x", "view": [2, 2, 2, 3], "perm": [0, 1, 2, 3]},
@@ -174,7 +174,7 @@ def file_of(header: Json | str, constants: Constants) -> bytes:
 
 
 def flattened(op: Json, constants: Constants, before: list[Json] = BEFORE) -> tuple[Json, Json]:
-    """Return the op that flattens `y`, and the output; both assume that the op is valid."""
+    """Return an op that flattens `y`, and the program output that reads it. `op` must be valid."""
     values = {"pixels": Value("u8", IMAGE, 0, 255)}
     for one in msgspec.convert([*before, op], list[AnyOp]):
         values[one.y], _ = one.infer(Scope(values, SHARED | constants, one.y))

@@ -1,4 +1,4 @@
-"""Callers may run an engine in endless threads, fork, change the pixels during a run, or run out of threads."""
+"""Callers may run an engine in threads that never end, fork, change the pixels during a run, or run out of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands reject malformed files of every kind that they read: a line that names the file, exit code 2, nothing written.
+"""Commands reject malformed files of every kind that they read: a one-line error that names the file, exit code 2, no output.
 
 The tests of each reader have more cases; docs/explanation/hardening.md lists these tests.
 """
@@ -223,7 +223,7 @@ def malformed(kind: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_commands_reject_malformed_files_in_one_line(kind: str, home: Path, tmp_path: Path) -> None:
+def test_commands_reject_malformed_files_with_a_one_line_error(kind: str, home: Path, tmp_path: Path) -> None:
     if kind in NEEDS:
         pytest.importorskip(NEEDS[kind])
     name, commands = COMMANDS[kind]
@@ -237,7 +237,7 @@ def test_commands_reject_malformed_files_in_one_line(kind: str, home: Path, tmp_
             said = (case, words[:2], done)
             if kind not in ("image", "shard"):
                 assert_rejected(done, name)
-            # Images and shards also print one warning per image.
+            # Commands that read images or shards also print one warning per image.
             assert done.code == 2 and name in done.err and len(done.err.splitlines()) <= 3, said
             assert all(line.startswith("fqvit: ") for line in done.err.splitlines()), said
             assert not out.exists(), said

@@ -1,4 +1,4 @@
-"""Regression tests for the faults found by fuzzing and code review, one test each."""
+"""Regression tests for the faults found by fuzzing and code review, one test per fault."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_detector_block_with_a_huge_index_is_rejected(name: str, tmp_path: Pat
         load_detector(tmp_path / "d.safetensors")
 
 
-def test_a_window_of_1000_x_1000_tokens_is_rejected_before_its_pairs_are_computed(tmp_path: Path) -> None:
+def test_a_window_of_1000_x_1000_tokens_is_rejected_before_pairs_of_tokens_are_computed(tmp_path: Path) -> None:
     (tmp_path / "d.safetensors").write_bytes(seeds_of("safetensors")["detector.safetensors"])
     tensors = read_checkpoint(tmp_path / "d.safetensors").tensors
     wide = {name: torch.zeros(1999**2, x.shape[1], dtype=torch.int8) for name, x in tensors.items() if "bias_table" in name}
@@ -142,7 +142,7 @@ def test_a_head_that_cannot_be_batched_is_rejected_when_it_is_loaded(tmp_path: P
 
 
 def template(side: int, op: dict[str, Any], move: Move) -> Program:
-    """Make a program of one op on the pixels of a large image, whose `move` does not match its constants."""
+    """Make a program with one op on the pixels of a large image. The `move` of the op does not match its constants."""
     raw = {"version": 1, "model": "x", "ops": [op], "sites": {}, "recipe": {}, "source": "", "images": 1}
     shape = {"height": side, "width": side, "channels": 1, "resize": 1, "interpolation": "bicubic", "mean": [0.5], "std": [0.5]}
     raw |= {"preprocess": shape, "output": {"buffer": "y", "kind": "tokens", "scale": 1.0}, "moves": {"y": move}}
@@ -157,7 +157,7 @@ def test_a_move_that_does_not_match_its_constants_allocates_no_memory(kind: Any)
         resized(program, 8192, 8192)
 
 
-def test_regions_of_a_window_allocate_no_memory_for_its_pairs() -> None:
+def test_regions_of_a_window_allocate_no_memory_for_pairs_of_tokens() -> None:
     with at_most(20e6):
         assert grids.regions((300, 200), 256, 1).shape == (2, 1 << 16)
 
@@ -178,7 +178,7 @@ def test_the_reference_has_the_same_memory_limit_as_the_engine(program: Path) ->
         Reference(whole, most_bytes=most - 1)
 
 
-def test_live_bytes_equal_the_peak_of_the_reference(program: Path) -> None:
+def test_live_bytes_equal_the_peak_memory_of_the_reference(program: Path) -> None:
     whole = Program.load(program)
     reference, seen = Reference(whole), [0]
     alive = {"pixels": 12 * 12 * 3}

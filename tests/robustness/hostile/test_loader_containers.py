@@ -24,7 +24,7 @@ DEEP = 127  # nesting depth of objects and arrays that the safetensors library a
 
 
 def accepted(raw: bytes, folder: Path) -> bool:
-    """Return the verdict of both loaders, which must agree."""
+    """Return whether the loaders accept a file. Both must agree."""
     path = folder / "x.fqvit"
     path.write_bytes(raw)
     found = verdicts(path)
@@ -83,7 +83,7 @@ def with_tensor(dtype: str, shape: list[int], data: bytes, name: str = "extra") 
 
 
 def shifted(by: int, more: bytes) -> bytes:
-    """Move every tensor by some bytes, which leaves a gap at the start."""
+    """Add `by` to the offsets of all tensors, and put the bytes `more` before their data."""
     one = Container()
     for name, entry in one.table.items():
         if name != "__metadata__":

@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def accepted(path: Path, case: Case, text: str) -> bool:
-    """Return the verdict of both loaders, which must agree, about a case whose op has this JSON text."""
+    """Return whether the loaders accept a case whose op has this JSON text. Both must agree."""
     path.write_bytes(file_of(text_with(text, case), SHARED | case.constants))
     found = verdicts(path)
     assert isinstance(found.python, FqvitError) == isinstance(found.native, FqvitError), (text, found)
@@ -112,7 +112,7 @@ def test_both_loaders_agree_on_missing_unknown_null_and_duplicate_fields(name: s
         assert not missing or field in optional
         null = accepted(path, case, json.dumps(op | {field: None}))
         assert not null or (field in optional and optional[field] is None)
-        # Of duplicates, the last one counts, but all must have the right type.
+        # Of duplicate fields, the last one is used, but all must have the right type.
         assert accepted(path, case, f"{text[:-1]}, {json.dumps(field)}: {json.dumps(value)}}}")
         assert not accepted(path, case, f"{text[:-1]}, {json.dumps(field)}: {{}}}}")
         assert not accepted(path, case, f"{{{json.dumps(field)}: {{}}, {text[1:]}")
@@ -120,7 +120,7 @@ def test_both_loaders_agree_on_missing_unknown_null_and_duplicate_fields(name: s
         assert not accepted(path, case, json.dumps(op | {more: 1}))
 
 
-def test_integers_must_be_written_without_a_point_or_an_exponent(path: Path) -> None:
+def test_integers_must_be_written_without_a_decimal_point_or_an_exponent(path: Path) -> None:
     case = CASES["mean"]
     text = json.dumps(whole(case))
     for spelled in ("33.0", "33e0", "3.3e1", "033", "+33", "0x21", "33.", '"33"', "33f", "３３"):
@@ -130,7 +130,7 @@ def test_integers_must_be_written_without_a_point_or_an_exponent(path: Path) -> 
 
 
 def test_the_engine_reads_the_same_fields_as_python() -> None:
-    """Names, required flags, defaults and tags of every op."""
+    """Compare the field names, required flags, defaults and tag of every op."""
     listed = json.loads(_native.op_fields())
     assert set(listed) == {*OPS, "term"}
     for tag, struct in {**OPS, "term": Term}.items():

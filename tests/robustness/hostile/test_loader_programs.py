@@ -171,7 +171,7 @@ def test_both_loaders_agree_on_every_type_of_every_field_of_the_program(field: s
 
 
 @pytest.mark.parametrize("part", ["preprocess", "output", "input", "sites", "moves"])
-def test_both_loaders_agree_on_every_type_of_every_field_of_a_part(part: str, tmp_path: Path) -> None:
+def test_both_loaders_agree_on_every_type_of_every_field_of_each_program_part(part: str, tmp_path: Path) -> None:
     site = next(iter(HEADER["sites"]))
     whole: Any = {
         "preprocess": HEADER["preprocess"],

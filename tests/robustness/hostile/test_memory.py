@@ -1,4 +1,4 @@
-"""Small files that declare huge contents: each is rejected or accepted without allocating memory for them."""
+"""Small files that declare huge contents: each is rejected or accepted without allocating memory for the contents."""
 
 from __future__ import annotations
 

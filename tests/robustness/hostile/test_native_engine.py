@@ -1,6 +1,6 @@
 """Both loaders check every op: its inputs, its integers, its constants, and that nothing can overflow.
 
-Programs that they accept run, stay inside their code range, and give the same bits on every instruction set, fused or not.
+Accepted programs run, stay inside their code range, and give the same bits on every instruction set, fused or not.
 See also: test_loader_fields.py (types of fields), tests/ir/test_verify.py (messages of Python's loader).
 """
 
@@ -51,7 +51,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def assert_rejected(path: Path, name: str, changes: Json, constants: Constants | None = None, without: str = "") -> None:
-    """Assert that both loaders reject a case with these changes, in a line that names its op."""
+    """Assert that both loaders reject a case with these changes, with a one-line error that names its op."""
     case = CASES[name]
     op = case.op | changes
     arrays = {key: array for key, array in (case.constants | (constants or {})).items() if key != without}
@@ -88,7 +88,7 @@ def test_missing_inputs_and_inputs_of_another_kind_are_rejected(name: str, path:
                 assert_rejected(path, name, {"terms": terms})
 
 
-# {op: values outside the range of its integers}
+# {case: {field: integers outside its range}}
 SHIFTS, BITS, ZERO = (0, 63, 64, 255, *FAR), (0, 17, 64, *FAR), (256, 2**16, *FAR)
 SIDE, MULT = (2**16, *FAR), (2**31, *FAR)
 RANGES: dict[str, dict[str, tuple[int, ...]]] = {

@@ -101,7 +101,7 @@ def test_only_buffers_that_ops_write_can_be_read_back(name: str) -> None:
     assert [codes.dtype for codes in kept.buffers(IMAGES[:1], ["wide", "x"])] == [np.uint16, np.uint8]
 
 
-def test_the_number_of_threads_is_clamped_to_1_and_256() -> None:
+def test_the_number_of_threads_is_clamped_between_1_and_256() -> None:
     for threads in (-(2**31), 0, 2**31 - 1):
         assert 1 <= model(threads=threads).threads <= 256
 

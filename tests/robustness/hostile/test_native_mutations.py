@@ -1,4 +1,4 @@
-"""Mutate programs: the native loader rejects or runs them, and never crashes.
+"""Mutate programs: the native engine rejects or runs them, and never crashes.
 
 Every instruction set rejects the same files with the same message. Accepted programs give the same bits on every instruction
 set, with and without fusion, on one and on two threads, and codes stay within their number of bits. See also:

@@ -1,4 +1,4 @@
-"""Hostile files with the ops and fields of recipe fqvit: relative attention codes, per-channel scales, 16-bit codes."""
+"""Hostile files with the ops and fields of the recipe `fqvit`: relative attention codes, per-channel scales, 16-bit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reader_of(header: Json, name: str) -> Json:
 
 
 def set_tensor(find: Callable[[Json], str], dtype: str, shape: list[int], value: int = 0) -> Change:
-    """Replace a constant by one with the same value everywhere."""
+    """Replace a constant with one whose elements are all `value`."""
 
     def change(header: Json, tensors: Tensors) -> None:
         kind = {"U8": np.uint8, "U16": np.uint16, "I8": np.int8, "I16": np.int16, "I32": np.int32}[dtype]
@@ -139,7 +139,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_program_is_rejected_in_one_line(case: str, original: bytes, tmp_path: Path) -> None:
+def test_a_hostile_program_is_rejected_with_a_one_line_error(case: str, original: bytes, tmp_path: Path) -> None:
     change, match = HOSTILE[case]
     raw = rewritten(original, change)
     with at_most(50e6):

@@ -1,4 +1,4 @@
-"""Damaged and malicious tar files are rejected in one line that names the file and the member, or skipped as unreadable."""
+"""Damaged and malicious tar files give a one-line error that names file and member, or are skipped as unreadable."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_huge_image_counts_as_unreadable(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_truncation_is_detected(tmp_path: Path) -> None:
-    """A truncation between two members leaves only whole members, and is detected, too."""
+    """A truncation between two members leaves only complete members, and is also detected."""
     path = pack(tmp_path / "x.tar", {f"0/{i}.png": png(i) for i in range(3)})
     whole = path.read_bytes()
     end = 3 * 1024

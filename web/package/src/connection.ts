@@ -1,4 +1,5 @@
-// The caller's side of a worker: numbers requests, limits their time, and ends the worker if it does not answer.
+// The caller's side of a worker: assigns ids to requests, limits their time, and ends the worker if it does not answer. The workers that
+// compute for it as threads end with it, and it ends with them.
 import { FqvitError } from "./errors.js";
 import type { Thread } from "./platform.js";
 import type { Reply, Request } from "./protocol.js";
@@ -13,11 +14,14 @@ export class Connection {
   private readonly waiting = new Map<number, Waiting & { message: () => void; limit: number; what: string }>();
   private next = 0;
   private ended: string | null = null;
+  private onEnd: ((message: string) => void) | null = null;
 
   constructor(
     private readonly thread: Thread,
     private readonly name: string,
+    private readonly helpers: readonly Connection[] = [],
   ) {
+    for (const helper of helpers) helper.onEnd = (message) => this.end(message);
     thread.listen(
       (data) => this.receive(data as Reply),
       (message) => this.end(`${this.name}: the worker failed (${message}). Load the model again.`),
@@ -28,7 +32,7 @@ export class Connection {
     return this.ended === null;
   }
 
-  /** Send a request. milliseconds: time limit from when the worker starts with it   what: for the message */
+  /** Send a request. milliseconds: time limit, from when the worker starts the request   what: its name in error messages */
   ask<T>(request: Request, milliseconds: number, what: string, transfer: ArrayBuffer[] = []): Promise<T> {
     if (this.ended !== null) return Promise.reject(new FqvitError(this.ended));
     const id = this.next++;
@@ -45,6 +49,8 @@ export class Connection {
     if (this.ended !== null) return;
     this.ended = message;
     this.thread.end();
+    for (const helper of this.helpers) helper.end(message);
+    this.onEnd?.(message);
     for (const entry of this.waiting.values()) {
       if (entry.timer !== null) clearTimeout(entry.timer);
       entry.reject(new FqvitError(message));

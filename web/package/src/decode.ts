@@ -59,7 +59,7 @@ function jpegSize(view: DataView): { width: number; height: number } {
 
 /**
  * Decode an image file: PNG in every environment, other formats where the browser has a decoder. The EXIF orientation is applied
- * and color profiles are ignored, as in `fqvit`. Decoders of JPEG differ in the last bits: use PNG to compare results exactly.
+ * and color profiles are ignored, as in `fqvit`. JPEG decoders differ in the last bits: use PNG to compare results exactly.
  */
 export async function decodeImage(file: Blob, { maxPixels = MAX_PIXELS }: { maxPixels?: number } = {}): Promise<Image> {
   const name = (file as { name?: string }).name || "image";

@@ -1,4 +1,4 @@
-/** The error of a call: a wrong file, a wrong image or a limit. The message is one line that names the problem and the remedy. */
+/** An error of a call: an invalid file or image, or an exceeded limit. The message is one line with the problem and the remedy. */
 export class FqvitError extends Error {
   override readonly name = "FqvitError";
 }

@@ -5,7 +5,7 @@ declare module "worker-script" {
 }
 declare module "inline-modules" {
   /** gzip-compressed and in base64 */
-  const modules: Record<"simd128" | "scalar", string>;
+  const modules: Record<import("./modules.js").ModuleName, string>;
   export default modules;
 }
 declare module "embedded-model" {

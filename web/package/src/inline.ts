@@ -7,8 +7,8 @@ import { browserPlatform } from "./platform.browser.js";
 export * from "./api.js";
 
 export const load = loader(
-  browserPlatform(async (set) => {
-    const stream = new Blob([fromBase64(MODULES[set])]).stream().pipeThrough(new DecompressionStream("gzip"));
+  browserPlatform(async (name) => {
+    const stream = new Blob([fromBase64(MODULES[name])]).stream().pipeThrough(new DecompressionStream("gzip"));
     return new Uint8Array(await new Response(stream).arrayBuffer());
   }),
 );

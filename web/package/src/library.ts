@@ -15,12 +15,14 @@ export class Library {
   private readonly functions: Record<string, Call>;
   private readonly text = new TextDecoder();
 
-  constructor(module: WebAssembly.Module) {
-    // The module imports nothing: it cannot reach files or the network.
-    const instance = new WebAssembly.Instance(module, {});
-    this.memory = instance.exports["memory"] as WebAssembly.Memory;
+  /** memory, threads: of a module with threads */
+  constructor(module: WebAssembly.Module, memory: WebAssembly.Memory | null, private readonly threads: number) {
+    // The module imports nothing but memory: it cannot reach files or the network.
+    const instance = new WebAssembly.Instance(module, memory === null ? {} : { env: { memory } });
+    this.memory = memory ?? (instance.exports["memory"] as WebAssembly.Memory);
     this.functions = instance.exports as unknown as Record<string, Call>;
     this.functions["_initialize"]?.();
+    if (memory !== null) this.call("fqvit_threads_reserve", threads - 1);
     const version = this.call("fqvit_abi_version");
     if (version !== ABI_VERSION) throw new FqvitError(`module: ABI version ${version}, expected ${ABI_VERSION}. Use the module of this package.`);
   }
@@ -47,7 +49,7 @@ export class Library {
     }
   }
 
-  // Views become invalid when the memory grows, so each is used at once.
+  // Views become invalid when the memory grows, so each view is used immediately.
   bytes(pointer: number, length: number): Uint8Array {
     return new Uint8Array(this.memory.buffer, pointer, length);
   }
@@ -79,6 +81,7 @@ export class Library {
       return this.with(SIZE.options + 4, (options) => {
         this.bytes(options, SIZE.options + 4).fill(0);
         this.view(options).setUint32(0, SIZE.options, true);
+        this.view(options).setUint32(4, this.threads, true);
         this.view(options).setBigUint64(16, BigInt(runBytes), true);
         this.checked(`fqvit_${kind}_load_memory`, data, file.length, options, options + SIZE.options);
         return this.pointer(options + SIZE.options);
@@ -106,7 +109,7 @@ export class Library {
     return this.described("fqvit_detections_get", SIZE.detection, [found, i], read);
   }
 
-  /** Describe the input (null) or an output of a model. */
+  /** Describe an output of a model, or its input if `output` is null. */
   tensor(handle: number, output: number | null): TensorDescription & { bytes: number } {
     const [name, values] = output === null ? ["fqvit_model_input", [handle]] : ["fqvit_model_output", [handle, output]];
     return this.described(name as string, SIZE.tensor, values as number[], (at) => {

@@ -2,35 +2,59 @@ import { Connection } from "./connection.js";
 import { FqvitError, messageOf } from "./errors.js";
 import { kindOfFile, LIMITS } from "./image.js";
 import { Model } from "./model.js";
+import { fastestSet, hasThreads, moduleName, sharedMemory, threadsFor } from "./modules.js";
 import type { Platform } from "./platform.js";
 import type { Description, Limits, Options } from "./types.js";
 
-/** A model file: its address, its bytes, or a file that a user has chosen. */
+/** A model file: its URL or path, its bytes, or a file that a user has chosen. */
 export type FileSource = string | URL | ArrayBuffer | Uint8Array | Blob;
 
 const MAX_MODULE_BYTES = 64 * 2 ** 20;
-// (module (func (result v128) i32.const 0 i8x16.splat)): valid only if the machine supports SIMD128
-const SIMD_PROBE = Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15, 11);
+const THREAD_TIME = 10_000; // milliseconds in which threads must start; otherwise models run on one
+
+interface Engine {
+  readonly module: WebAssembly.Module;
+  readonly memory: WebAssembly.Memory | null;
+  readonly helpers: readonly Connection[];
+}
 
 /** Return a `load` function for a platform. Compiled modules are kept for the next call. */
 export function loader(platform: Platform): (source: FileSource, options?: Options) => Promise<Model> {
   const modules = new Map<string, Promise<WebAssembly.Module>>();
 
-  async function compiled(options: Options): Promise<WebAssembly.Module> {
+  async function compiled(options: Options, withThreads: boolean): Promise<WebAssembly.Module> {
     const { module } = options;
     if (module instanceof WebAssembly.Module) return module;
     if (module !== undefined) {
       const bytes = typeof module === "string" || module instanceof URL ? await platform.read(module, String(module), MAX_MODULE_BYTES) : module;
       return WebAssembly.compile(bytes as BufferSource);
     }
-    const set = options.instructionSet ?? (WebAssembly.validate(SIMD_PROBE) ? "simd128" : "scalar");
-    let found = modules.get(set);
+    const name = moduleName(options.instructionSet ?? fastestSet(), withThreads);
+    let found = modules.get(name);
     if (found === undefined) {
-      found = platform.moduleBytes(set).then((bytes) => WebAssembly.compile(bytes as BufferSource));
-      modules.set(set, found);
-      found.catch(() => modules.delete(set));
+      found = platform.moduleBytes(name).then((bytes) => WebAssembly.compile(bytes as BufferSource));
+      modules.set(name, found);
+      found.catch(() => modules.delete(name));
     }
     return found;
+  }
+
+  /** Compile the module and start its threads. Without shared memory, or if they do not start, there is one thread. */
+  async function engine(options: Options): Promise<Engine> {
+    const threads = threadsFor(options.threads, platform.cores());
+    const memory = threads > 1 || options.module !== undefined ? sharedMemory() : null;
+    const module = await compiled(options, memory !== null);
+    if (!hasThreads(module)) return { module, memory: null, helpers: [] };
+    if (memory === null) throw new FqvitError("module: has threads, but the page cannot share memory. Use another module, or isolate the page (COOP and COEP).");
+    const helpers = Array.from({ length: threads - 1 }, () => new Connection(platform.startWorker(), "thread"));
+    try {
+      await Promise.all(helpers.map((helper, index) => helper.ask({ do: "thread", module, memory, index }, THREAD_TIME, "starting")));
+      return { module, memory, helpers };
+    } catch (error) {
+      for (const helper of helpers) helper.end("not started.");
+      if (options.module !== undefined) throw error;
+      return { module: await compiled(options, false), memory: null, helpers: [] };
+    }
   }
 
   return async function load(source, options = {}) {
@@ -38,16 +62,17 @@ export function loader(platform: Platform): (source: FileSource, options?: Optio
     const limits: Limits = { ...LIMITS, ...options.limits };
     const name = nameOf(source);
     const file = await bytesOf(source, name, limits.fileBytes, platform);
-    kindOfFile(file, name); // before a worker is started for a wrong file
-    let module;
+    kindOfFile(file, name); // rejects a wrong file before a worker is started
+    let found: Engine;
     try {
-      module = await compiled(options);
+      found = await engine(options);
     } catch (error) {
       throw error instanceof FqvitError ? error : new FqvitError(`module: cannot be compiled (${messageOf(error)}). Use a current browser, or Node.js 20 or later.`);
     }
-    const connection = new Connection(platform.startWorker(), name);
+    const { module, memory, helpers } = found;
+    const connection = new Connection(platform.startWorker(), name, helpers);
     try {
-      const request = { do: "load", module, file, name, limits } as const;
+      const request = { do: "load", module, memory, threads: helpers.length + 1, file, name, limits } as const;
       const description = await connection.ask<Description>(request, limits.loadTime, "loading", [file.buffer as ArrayBuffer]);
       return new Model(connection, description, limits, name);
     } catch (error) {
@@ -70,7 +95,7 @@ async function bytesOf(source: FileSource, name: string, maxBytes: number, platf
     checkFileSize(source.byteLength, name, maxBytes);
     return new Uint8Array(source instanceof Uint8Array ? source : source.slice(0)); // a copy in both cases
   }
-  if (!(source instanceof Blob)) throw new FqvitError("load: expected an address, an ArrayBuffer, a Uint8Array or a file.");
+  if (!(source instanceof Blob)) throw new FqvitError("load: expected a URL, a path, an ArrayBuffer, a Uint8Array or a file.");
   checkFileSize(source.size, name, maxBytes);
   try {
     return new Uint8Array(await source.arrayBuffer());

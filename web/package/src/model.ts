@@ -36,7 +36,7 @@ export class Model {
     });
   }
 
-  /** Return the best classes of an image. top: how many */
+  /** Return the best classes of an image. top: number of classes to return */
   async classify(input: Input, { top = 5 }: { top?: number } = {}): Promise<Classification> {
     const at = this.description.outputs.findIndex((output) => output.kind === "logits");
     if (at < 0) throw new FqvitError(`${this.name}: has no logits, its outputs are ${this.outputNames()}. Use ${this.otherCall()}.`);
@@ -45,7 +45,7 @@ export class Model {
     return { top: rank(logits, this.description.classes, top), logits, times };
   }
 
-  /** Return the embedding of an image. output: its name; default: the first vector that is not logits */
+  /** Return the embedding of an image. output: name of the output; default: the first vector that is not logits */
   async embed(input: Input, { output }: { output?: string } = {}): Promise<Embedding> {
     const at = this.description.outputs.findIndex((one) => (output === undefined ? isVector(one) : one.name === output));
     if (at < 0) {
@@ -72,7 +72,7 @@ export class Model {
     return checkedImage(image, this.limits.pixels);
   }
 
-  /** Turn what a call throws before it asks the worker into a rejected promise. */
+  /** Make calls that throw before they ask the worker return a rejected promise instead. */
   private async guarded<T>(call: () => Promise<T>): Promise<T> {
     return call();
   }
@@ -86,12 +86,12 @@ export class Model {
   }
 }
 
-/** Return whether an output is one vector whose channels have one scale: an embedding. */
+/** Return whether an output is an embedding: a single vector, not logits, whose channels share one scale. */
 export function isVector(output: TensorDescription): boolean {
   return output.kind !== "logits" && output.shape.length === 1 && output.alpha === null;
 }
 
-/** Order classes by their integers; of equal ones the first is better, as in `fqvit classify`. */
+/** Rank classes by their integer logits. Ties are broken by the lower class index, as in `fqvit classify`. */
 export function rank(logits: Tensor, names: readonly string[], count: number): Ranked[] {
   const { scale } = logits;
   const data = Array.from(logits.data);

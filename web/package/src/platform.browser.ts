@@ -3,7 +3,7 @@ import { checkFileSize } from "./load.js";
 import type { Platform, Thread } from "./platform.js";
 import WORKER from "worker-script";
 
-/** Start the worker from a blob. It needs no file of its own, which bundlers and pages opened from disk would have to find. */
+/** Start the worker from a blob, because bundlers and pages opened from disk might not find a separate worker file. */
 function startWorker(): Thread {
   const address = URL.createObjectURL(new Blob([WORKER], { type: "text/javascript" }));
   let worker: Worker;
@@ -31,9 +31,9 @@ export async function read(address: string | URL, name: string, maxBytes: number
   try {
     response = await fetch(address);
   } catch (error) {
-    throw new FqvitError(`${name}: cannot be loaded (${messageOf(error)}). Check the address and the connection.`);
+    throw new FqvitError(`${name}: cannot be loaded (${messageOf(error)}). Check the URL and the connection.`);
   }
-  if (!response.ok || response.body === null) throw new FqvitError(`${name}: HTTP status ${response.status}, expected 200. Check the address.`);
+  if (!response.ok || response.body === null) throw new FqvitError(`${name}: HTTP status ${response.status}, expected 200. Check the URL.`);
   checkFileSize(Number(response.headers.get("content-length") ?? 0), name, maxBytes);
   const parts: Uint8Array<ArrayBuffer>[] = [];
   let total = 0;
@@ -52,5 +52,5 @@ export async function read(address: string | URL, name: string, maxBytes: number
 }
 
 export function browserPlatform(moduleBytes: Platform["moduleBytes"]): Platform {
-  return { startWorker, read, moduleBytes };
+  return { startWorker, read, moduleBytes, cores: () => navigator.hardwareConcurrency ?? 1 };
 }

@@ -1,4 +1,5 @@
 import { readFile, stat } from "node:fs/promises";
+import { availableParallelism } from "node:os";
 import { fileURLToPath } from "node:url";
 import { Worker } from "node:worker_threads";
 import { FqvitError, messageOf } from "./errors.js";
@@ -49,5 +50,6 @@ async function read(address: string | URL, name: string, maxBytes: number): Prom
 export const nodePlatform: Platform = {
   startWorker,
   read,
-  moduleBytes: (set) => readFile(new URL(`./fqvit-${set}.wasm`, import.meta.url)).then((bytes) => new Uint8Array(bytes)),
+  moduleBytes: (name) => readFile(new URL(`./fqvit-${name}.wasm`, import.meta.url)).then((bytes) => new Uint8Array(bytes)),
+  cores: availableParallelism,
 };

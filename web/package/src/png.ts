@@ -3,11 +3,11 @@
 import { FqvitError } from "./errors.js";
 import type { Image } from "./types.js";
 
-const MAX_BUSY = 30; // milliseconds until other tasks of the thread have a turn
+const MAX_BUSY = 30; // milliseconds of work before the thread may run other tasks
 const CRITICAL = 0x20; // this bit of the first letter is 0 in the name of a critical chunk
 const SAMPLES: Record<number, number> = { 0: 1, 2: 3, 3: 1, 4: 2, 6: 4 };
 const DEPTHS: Record<number, readonly number[]> = { 0: [1, 2, 4, 8, 16], 2: [8, 16], 3: [1, 2, 4, 8], 4: [8, 16], 6: [8, 16] };
-// Adam7: first row, first column, row step, column step of each pass
+// Adam7 interlacing: first row, first column, row step and column step of each pass
 const PASSES = [[0, 0, 8, 8], [0, 4, 8, 8], [4, 0, 8, 4], [0, 2, 4, 4], [2, 0, 4, 2], [0, 1, 2, 2], [1, 0, 2, 1]] as const;
 const ONE_PASS = [[0, 0, 1, 1]] as const;
 
@@ -132,7 +132,7 @@ async function inflate(parts: readonly Uint8Array<ArrayBuffer>[], expected: numb
   return raw;
 }
 
-/** Undo the filter of one row in place. above: the row before, of zeros for the first one   distance: bytes per pixel */
+/** Undo the filter of one row in place. above: the previous row, all zeros for the first row   distance: bytes per pixel */
 function unfilter(filter: number, line: Uint8Array, above: Uint8Array, distance: number): void {
   const at = (row: Uint8Array, x: number): number => row[x] as number;
   const first = Math.min(distance, line.length); // bytes that have no left neighbour
@@ -159,7 +159,7 @@ function paeth(left: number, up: number, corner: number): number {
 /** Convert one row to 8 bits, without alpha. step: bytes from one pixel to the next in `data` */
 function writeRow({ depth, color, palette }: Chunks, line: Uint8Array, width: number, data: Uint8Array, to: number, step: number): void {
   const size = SAMPLES[color] as number;
-  const bytes = depth >> 3; // per sample; 16 bits: the high byte comes first and is kept, as in Pillow
+  const bytes = depth >> 3; // bytes per sample; of 16-bit samples only the first (high) byte is kept, as in Pillow
   const kept = color === 0 || color === 4 ? 1 : 3;
   const largest = (1 << depth) - 1;
   if (depth === 8 && size === kept && step === kept && color !== 3) {

@@ -117,7 +117,7 @@ export class Session {
         class: library.long(at + 40),
         category: library.long(at + 48),
       }));
-      if (one.score < minScore) break; // best first
+      if (one.score < minScore) break; // objects are sorted by score, best first
       if (masks && (objects.length + 1) * pixels > MAX_MASK_BYTES) {
         throw new FqvitError(`image: masks of ${image.width} x ${image.height} pixels need too much memory. Make it smaller, or raise minScore.`);
       }
@@ -165,7 +165,7 @@ export class Session {
     }));
   }
 
-  /** The members that both descriptions have at the same offsets. */
+  /** Read the fields that model and detector descriptions have at the same offsets. */
   private common(at: number, kind: Description["kind"], classes: number, fileBytes: number) {
     const text = (offset: number): string => this.library.string(this.library.pointer(at + offset)) ?? "";
     const names: string[] = [];

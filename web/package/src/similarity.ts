@@ -1,4 +1,4 @@
-// The cosine of two embeddings in integers, with the rounding of `fqvit search` (src/fqvit/inference/products.py).
+// The cosine similarity of two embeddings in integer arithmetic, rounded as in `fqvit search` (src/fqvit/inference/products.py).
 import { FqvitError } from "./errors.js";
 import type { Tensor } from "./types.js";
 
@@ -10,7 +10,7 @@ interface Norm {
   readonly exponent: bigint;
 }
 
-/** Return the cosine of two embeddings of the same output, an exact multiple of 2^-24. gallery: the stored one */
+/** Return the cosine similarity of two embeddings of the same output, an exact multiple of 2^-24. gallery: the stored embedding */
 export function similarity(gallery: Tensor, query: Tensor): number {
   const { data: a } = gallery;
   const { data: b } = query;
@@ -40,7 +40,7 @@ function values({ data, zeroPoint, dtype }: Tensor): number[] {
   return all.map((value) => Math.min(Math.max(shift === 0 ? value : Math.floor((value + 2 ** (shift - 1)) / 2 ** shift), -32768), 32767));
 }
 
-/** norm = isqrt(2^16 sum (2^exponent v)^2), where the scaled sum is in [2^44, 2^46) */
+/** norm = isqrt(2^16 * sum((2^exponent * v)^2)), where the sum is in [2^44, 2^46) unless v is 0 */
 function normOf(vector: number[]): Norm {
   const squares = BigInt(vector.reduce((sum, value) => sum + value * value, 0));
   const log = (squares > 0n ? squares : 1n).toString(2).length - 1;

@@ -1,13 +1,13 @@
-/** An image with 8 bits per sample, rows from top to bottom. `ImageData` of a canvas is one; its alpha is ignored. */
+/** An image with 8 bits per sample, rows from top to bottom. The `ImageData` of a canvas is such an image; its alpha is ignored. */
 export interface Image {
   readonly data: Uint8Array | Uint8ClampedArray;
   readonly width: number;
   readonly height: number;
-  /** 1 gray, 3 RGB, 4 RGBA; follows from the length of `data` if it is missing */
+  /** 1 gray, 3 RGB, 4 RGBA; derived from the length of `data` if omitted */
   readonly channels?: 1 | 3 | 4;
 }
 
-/** An image, or pixels that are prepared already: u8 [height, width, channels] as `preprocess` returns them. */
+/** An image, or already preprocessed pixels: u8 [height, width, channels], as `preprocess` returns them. */
 export type Input = Image | Uint8Array;
 
 export type DType = "u8" | "u16" | "i32";
@@ -16,7 +16,7 @@ export type DType = "u8" | "u16" | "i32";
 export interface TensorDescription {
   /** what `fqvit quantize --output` calls it, such as "logits" or "tokens@9" */
   readonly name: string;
-  /** of an input "pixels"; of an output "logits", "embedding", "signs", "tokens", "pooled", "map", "scores" or "deltas" */
+  /** "pixels" for an input; "logits", "embedding", "signs", "tokens", "pooled", "map", "scores" or "deltas" for an output */
   readonly kind: string;
   readonly dtype: DType;
   readonly shape: readonly number[];
@@ -40,7 +40,7 @@ export interface Description {
   readonly source: string;
   /** SHA-256 of the contents, in hexadecimal: equal programs have equal fingerprints */
   readonly fingerprint: string;
-  /** instruction set in use: "simd128" or "scalar" */
+  /** instruction set in use: "relaxed_simd", "simd128" or "scalar" */
   readonly instructionSet: string;
   readonly threads: number;
   /** number of images that the model was calibrated with */
@@ -51,12 +51,13 @@ export interface Description {
   readonly input: TensorDescription | null;
   /** the outputs of a model; empty for detectors */
   readonly outputs: readonly TensorDescription[];
-  /** how images are resized, as text for people */
+  /** how images are resized, as human-readable text */
   readonly preprocessing: string;
   /** bytes of the file */
   readonly fileBytes: number;
-  /** bytes of packed weights and of the buffers of one image; 0 for detectors */
+  /** bytes of the packed weights; 0 for detectors */
   readonly weightBytes: number;
+  /** bytes of the buffers of one image; 0 for detectors */
   readonly runBytes: number;
 }
 
@@ -106,7 +107,7 @@ export interface Detected {
   readonly name: string | null;
   /** COCO category */
   readonly category: number;
-  /** [height, width] of the image, 1 for pixels of the object; null if masks were not asked for */
+  /** [height, width] of the image, 1 for pixels of the object; null if masks were not requested */
   readonly mask: Uint8Array | null;
 }
 
@@ -116,11 +117,11 @@ export interface Detection {
   readonly times: Times;
 }
 
-/** Limits that are checked before work starts, and times after which the worker is ended. */
+/** Limits that are checked before work starts, and time limits after which the worker is ended. */
 export interface Limits {
-  /** of the model file; default 512 MiB */
+  /** bytes of the model file; default 512 MiB */
   readonly fileBytes: number;
-  /** memory for the buffers of one image; default 512 MiB, detectors 1 GiB */
+  /** bytes of memory for the buffers of one image; default 512 MiB, for detectors 1 GiB */
   readonly runBytes: number;
   /** width * height of an image; default 100,000,000 */
   readonly pixels: number;
@@ -132,8 +133,10 @@ export interface Limits {
 
 export interface Options {
   readonly limits?: Partial<Limits>;
-  /** "scalar" does without SIMD; default: the fastest that this machine supports. The bits do not depend on it. */
-  readonly instructionSet?: "simd128" | "scalar";
-  /** the WebAssembly module, if it is not next to the script: its address, its bytes or the compiled module */
+  /** "scalar" uses no SIMD; default: the fastest set that this machine supports. All sets give the same bits. */
+  readonly instructionSet?: "relaxed_simd" | "simd128" | "scalar";
+  /** number of threads, where memory can be shared; default: one per core, at most 4. The bits do not depend on it. */
+  readonly threads?: number;
+  /** the WebAssembly module, if it is not next to the script: its URL, its bytes or the compiled module */
   readonly module?: string | URL | ArrayBuffer | Uint8Array | WebAssembly.Module;
 }

@@ -9,11 +9,16 @@ interface Port {
 }
 
 let session: Session | null = null;
+let thread: WebAssembly.Instance | null = null;
 
 function answer(request: Numbered): unknown {
   if (request.do === "load") {
-    session = new Session(new Library(request.module), request.file, request.name, request.limits);
+    session = new Session(new Library(request.module, request.memory, request.threads), request.file, request.name, request.limits);
     return session.description;
+  }
+  if (request.do === "thread") {
+    thread = new WebAssembly.Instance(request.module, { env: { memory: request.memory } });
+    return true;
   }
   if (session === null) throw new FqvitError("worker: no model is loaded.");
   if (request.do === "preprocess") return session.preprocess(request.image);
@@ -30,15 +35,21 @@ function reply(request: Numbered): Reply {
   }
 }
 
+/** Reply to a request. Of a thread, this is the only one: it waits for work inside the module until the worker is ended. */
+function respond(port: Port, request: Numbered): void {
+  port.postMessage(reply(request));
+  if (thread !== null && request.do === "thread") (thread.exports["fqvit_thread_run"] as (index: number) => void)(request.index);
+}
+
 type Thread = Port & { on(event: "message", listener: (request: Numbered) => void): void };
 
-// A property of the global object, because bundlers replace a bare `require`. Node.js defines it for scripts passed as text.
+// `require` is read from the global object, because bundlers replace a bare `require`. Node.js sets it for scripts passed as text.
 const { require } = globalThis as { require?: (name: string) => { parentPort: Thread } };
 
 if (typeof require === "function") {
   const { parentPort } = require("node:worker_threads");
-  parentPort.on("message", (request) => parentPort.postMessage(reply(request)));
+  parentPort.on("message", (request) => respond(parentPort, request));
 } else {
   const port = globalThis as unknown as Port & { onmessage: (event: MessageEvent<Numbered>) => void };
-  port.onmessage = (event) => port.postMessage(reply(event.data));
+  port.onmessage = (event) => respond(port, event.data);
 }

@@ -15,7 +15,7 @@ function close(): void {
 
 async function open(): Promise<void> {
   if (navigator.mediaDevices === undefined) {
-    showError("Camera: browsers allow it only on https: and localhost. Open the page there, or choose an image.");
+    showError("Camera: browsers allow it only on https: pages and on localhost. Open the page there, or choose an image.");
     return;
   }
   try {

@@ -1,7 +1,7 @@
 // One card per image: picture, classes, neighbours or objects.
 import type { Classification, Description, Detected, Detection, Embedding, Image, Times } from "../../package/src/inline.js";
 import { similarity } from "../../package/src/similarity.js";
-import { formatTime, make } from "./dom.js";
+import { formatThreads, formatTime, make } from "./dom.js";
 
 export interface Answer {
   readonly classification: Classification | null;
@@ -20,7 +20,7 @@ export interface Entry {
 }
 
 const NEIGHBOURS = 5;
-const SMALL = 128; // pixels: such pictures are enlarged without smoothing
+const SMALL = 128; // pixels: pictures up to this size are enlarged without smoothing
 const CANVAS_SIDE = 1200; // pixels: images are scaled to this, so that labels are legible on small and large ones
 const COLORS = ["#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#808000"];
 
@@ -34,7 +34,7 @@ export function showWaiting(entry: Entry): void {
 export function showAnswer(entry: Entry, answer: Answer, image: Image, description: Description): void {
   const { classification, detection } = answer;
   const { preprocess, run } = answer.times;
-  const time = `${formatTime(run)} per image${preprocess > 0 ? `, preprocessing ${formatTime(preprocess)}` : ""} (${description.instructionSet})`;
+  const time = `${formatTime(run)} per image${preprocess > 0 ? `, preprocessing ${formatTime(preprocess)}` : ""} (${description.instructionSet}, ${formatThreads(description.threads)})`;
   const about = make("div", {}, make("h3", {}, entry.file.name), make("p", { class: "hint" }, `${image.width} x ${image.height} pixels, ${time}`));
   if (classification !== null) about.append(classes(classification));
   if (answer.embedding !== null) about.append(make("div", { class: "near" }));
@@ -149,6 +149,6 @@ export function showNeighbours(entries: readonly Entry[]): void {
     }
     const items = near.map(({ other, cosine }) =>
       make("li", {}, make("img", { src: other.address, alt: "" }), `${cosine.toFixed(3)} ${other.file.name}`));
-    box.replaceChildren(make("h4", { class: "hint" }, "Most similar images, by the cosine of their embeddings"), make("ol", { class: "neighbours" }, ...items));
+    box.replaceChildren(make("h4", { class: "hint" }, "Most similar images, by cosine similarity of their embeddings"), make("ol", { class: "neighbours" }, ...items));
   }
 }

@@ -1,4 +1,4 @@
-// Compare the logits of this page with a JSON file of `fqvit classify --json --logits`.
+// Compare the logits of this page with a JSON file written by `fqvit classify --json --logits`.
 import { FqvitError, type Tensor } from "../../package/src/inline.js";
 
 export interface Compared {
@@ -77,7 +77,7 @@ function compareOne(image: Classified, logits: Tensor, answer: Expected): Compar
   if (first === undefined) return { isEqual: true, text: `${image.name}: all ${ours.length} logits are equal, bit for bit.` };
   const cause =
     image.pixels === null || answer.pixels === null
-      ? "Use a PNG image: decoders of JPEG differ in their last bits."
+      ? "Use a PNG image: JPEG decoders differ in the last bits."
       : image.pixels === answer.pixels
         ? "The pixels are equal, so this is a bug; please report it."
         : "The pixels differ already: it is another image, or the decoders differ. Use a PNG image.";

@@ -38,3 +38,7 @@ export function formatBytes(bytes: number): string {
 export function formatTime(milliseconds: number): string {
   return milliseconds < 100 ? `${milliseconds.toFixed(1)} ms` : milliseconds < 10_000 ? `${milliseconds.toFixed(0)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;
 }
+
+export function formatThreads(threads: number): string {
+  return threads === 1 ? "1 thread" : `${threads} threads`;
+}

@@ -8,7 +8,7 @@ import { isVector, rank } from "../../package/src/model.js";
 import { setUpCamera } from "./camera.js";
 import { type Answer, type Entry, showAnswer, showNeighbours, showWaiting } from "./cards.js";
 import { compare, readAnswers } from "./compare.js";
-import { byId, clearErrors, formatBytes, make, showError } from "./dom.js";
+import { byId, clearErrors, formatBytes, formatThreads, make, showError } from "./dom.js";
 
 const MAX_CARDS = 100;
 const MAX_PIXELS = 40_000_000;
@@ -58,7 +58,7 @@ function showModel({ description: found }: Model, isEmbedded: boolean): void {
     model: found.model,
     kind: found.kind,
     fingerprint: make("span", { class: "mono" }, found.fingerprint),
-    "instruction set": `WebAssembly ${found.instructionSet}, ${found.threads === 1 ? "1 thread" : `${found.threads} threads`}`,
+    "instruction set": `WebAssembly ${found.instructionSet}, ${formatThreads(found.threads)}`,
     size: formatBytes(found.fileBytes),
     images: found.preprocessing,
     ...(found.outputs.length > 0 ? { outputs: found.outputs.map((one) => `${one.name} [${one.shape.join(", ")}]`).join(", ") } : {}),
@@ -177,7 +177,7 @@ async function compareWith(file: File): Promise<void> {
   byId("comparison").replaceChildren(...lines);
 }
 
-/** Sort files by what they are: models by name or content, JSON, and everything else as images. */
+/** Handle each file by its type: models by name or content, JSON files by name, and everything else as images. */
 async function accept(files: Iterable<File>): Promise<void> {
   clearErrors();
   for (const file of files) {
@@ -242,7 +242,10 @@ function showSamples(): void {
   byId("sample-list").replaceChildren(...items);
 }
 
-/** Load the model next to the page, which `fqvit web` names in the head. Pages opened as file: may not fetch, but may run scripts. */
+/**
+ * Load the model file next to the page. `fqvit web` writes its name into the head of the page. Pages opened from a file: URL cannot
+ * fetch files, but can run scripts.
+ */
 async function useFolderModel(name: string): Promise<void> {
   if (location.protocol !== "file:") {
     await use(new URL(name, location.href), false);
@@ -260,7 +263,7 @@ async function useFolderModel(name: string): Promise<void> {
   } else {
     byId("model-state").textContent = "No model is loaded.";
     byId("model-reset").hidden = false;
-    showError(`${name}: this browser does not load it from a file: address. Choose it with "Choose a model file", or run fqvit web --serve.`);
+    showError(`${name}: this browser does not load it from a file: URL. Choose it with "Choose a model file", or run fqvit web --serve.`);
   }
 }
 

@@ -26,6 +26,7 @@ from fqvit.system.progress import busy
 from fqvit.system.text import table
 
 USUAL = ("8/8/8", "8/8/4", "6/6/4", "4/8/4", "4/4/4")
+# PTF: Power-of-Two Factor. LIS: Log-Int-Softmax.
 MEANING = {
     "baseline8": "no PTF, no LIS, 8-bit attention",
     "ptf8": "PTF, 8-bit attention",

@@ -1,4 +1,4 @@
-"""`fqvit compare`: list the error of the program and of its simulation per site, worst first, and the cosines of embeddings."""
+"""`fqvit compare`: list the errors of a program and its simulation per site, and cosine similarities of embeddings."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def run(
     say(f"{file} compared with the float model {header.model} on {found.images} images ({pictures.where}).")
     say("Signal-to-noise ratio in dB, worst first: integer program, its float simulation, and the rounding of this site only.")
     if found.outputs:
-        say("cosine: between float and integer vectors, the mean of all tokens and images.")
+        say("cosine: cosine similarity of float and integer vectors, mean over all tokens and images.")
     if before is not None:
         say(f"Last two columns: the integer program {baseline}, and the gain over it.")
     say("\n" + _sites(found, before))
     if found.outputs:
-        say("\nCosine to the float model, image by image, and percent of images with the same nearest neighbour:")
+        say("\nCosine similarity to the float model per image, and percentage of images with the same nearest neighbour:")
         say(_outputs(found.outputs, None if before is None else before.outputs, pictures.where))
     if found.integer_agreement is not None:
         said = f"integer {found.integer_agreement:.1f} %, simulated {found.simulated_agreement:.1f} %"

@@ -41,7 +41,7 @@ def run(
         raise FqvitError("detect eval: pass either a quantized detector (FILE.fqvit) or a float checkpoint (--weights FILE).")
     for option, value, needs in (("--backend", backend, file), ("--settings", settings, weights)):
         if value is not None and needs is None:
-            said = "a float detector has no backends" if needs is file else "a .fqvit file has its settings inside"
+            said = "a float detector has no backends" if needs is file else "a .fqvit file contains its settings"
             raise FqvitError(f"{option}: {said}. Leave it out.")
     if data is None or annotations is None:
         raise FqvitError("detect eval: pass the folder of images (--data DIR) and their annotations (--annotations FILE.json).")

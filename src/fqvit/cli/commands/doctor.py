@@ -1,7 +1,7 @@
 """`fqvit doctor`: show the machine, versions and missing packages, and test the compiled kernels.
 
-Works if the compiled core or an optional package is missing or broken: none of them is imported at the top. The exit code is 2
-if quantized models cannot run.
+Works even if the compiled core or an optional package is missing or broken: none of them is imported at the top. The exit code
+is 2 if quantized models cannot run.
 """
 
 from __future__ import annotations

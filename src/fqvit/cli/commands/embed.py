@@ -43,13 +43,15 @@ def run(
         suffix = check_suffix(path)
         inputs.check_output(path, file, *images)
         if kind is not None:
-            raise FqvitError(f"--format {kind}: only for a folder ({out}/); the name of a file says its format. Leave it out.")
+            raise FqvitError(f"--format {kind}: only for a folder ({out}/); the suffix of a file name decides. Leave it out.")
     else:
         kind = kind or "parquet"
         suffix = f".{kind}"
         inputs.check_folder(path, "-o")
     if suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise FqvitError(f"{out}: Parquet needs pyarrow, which is not installed. {INSTALL} .safetensors files need nothing.")
+        raise FqvitError(
+            f"{out}: Parquet needs pyarrow, which is not installed. {INSTALL} .safetensors files need no other package."
+        )
     model = ProgramModel(file, threads)
     wanted = model.chosen(output)
     if suffix == ".npy" and len(wanted) > 1:

@@ -16,6 +16,7 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.distributed.workers import Workers, cores, joined
 from fqvit.errors import FqvitError
 from fqvit.evaluate.accuracy import Run, Scores, measure
+from fqvit.ir.file import is_program
 from fqvit.models.locate import CHECKPOINTS, located
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def run(
     workers = Workers.from_environment()
     given = inputs.read_classes(classes)
     path = Path(target)
-    if not target.startswith("hf:") and (path.suffix in (".fqvit", ".onnx", *CHECKPOINTS) or path.is_file()):
+    is_float = target.startswith("hf:") or path.is_dir() or (path.suffix in CHECKPOINTS and not is_program(path))
+    if not is_float and (path.suffix in (".fqvit", ".onnx") or path.is_file()):
         if weights is not None:
             raise FqvitError(f"{target}: a program contains its weights. Leave out --weights, or pass a float model.")
         if settings and path.suffix in (".fqvit", ".onnx"):
@@ -121,7 +123,8 @@ def _onnx(path: Path, backend: str | None) -> tuple[str, str, Ready]:
     session = Session(path if path.suffix == ".onnx" else _exported(path), threads)
     if session.output.kind != "logits":
         raise not_logits(path, session.output.kind)
-    return session.model, "onnx", (session.preprocess, session.classes or session.output_shape[-1], session.run)
+    kind = "onnx" if session.target is None else "qdq"
+    return session.model, kind, (session.preprocess, session.classes or session.output_shape[-1], session.run)
 
 
 def _exported(path: Path) -> bytes:

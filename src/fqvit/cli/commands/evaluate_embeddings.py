@@ -1,6 +1,6 @@
 """`fqvit eval --knn` and `fqvit eval --zero-shot`: accuracy of a program that outputs embeddings instead of logits.
 
-Both give one score per class, so top-1 and top-5 mean what they mean for a classifier.
+Both give one score per class, so top-1 and top-5 have the same meaning as for a classifier.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _classes(gallery: Path, classes: Path | None) -> tuple[Sequence[str], Sequen
 def _float_run(
     embed: Embedder, weights: str | None, settings: dict[str, Any], gallery: inputs.Images, classes: int, workers: Workers
 ) -> Run:
-    """Return the class scores of the float model, by the cosines of the same output."""
+    """Return a function that computes class scores of the float model from cosine similarities of the same output."""
     inputs.require_torch("eval --knn --weights")
     import torch
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fqvit.cli import inputs
-from fqvit.cli.output import say, say_json, warn
+from fqvit.cli.output import say, say_json
 from fqvit.errors import FqvitError
 from fqvit.ir.program import Program
 from fqvit.runtime.onnx import INSTALL
@@ -35,13 +35,12 @@ def run(file: Path, to: str, out: Path | None, options: Mapping[str, object], as
             raise
         raise FqvitError(f"--to {to}: needs onnx, {INSTALL}") from None
     program = Program.load(file)
-    for note in writer.export(program, target, **options) or ():
-        warn(note)
+    notes = list(writer.export(program, target, **options) or ())
     files = [target] if target.is_file() else [path for path in sorted(target.rglob("*")) if path.is_file()]
     written = sum(path.stat().st_size for path in files)
     if as_json:
-        result = {"file": str(file), "to": to, "out": str(target), "files": len(files), "bytes": written}
+        result = {"file": str(file), "to": to, "out": str(target), "files": len(files), "bytes": written, "notes": notes}
         say_json(result | {"fingerprint": program.fingerprint()})
         return
     many = f"{len(files)} files, " if len(files) > 1 else ""
-    say(f"{target}: {many}{size(written)}, from {file} ({program.header.model})")
+    say("\n".join((f"{target}: {many}{size(written)}, from {file} ({program.header.model})", *notes)))

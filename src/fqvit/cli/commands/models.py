@@ -32,7 +32,7 @@ def run(as_json: bool) -> None:
     say("\nImage size, patch size and number of classes are taken from the checkpoint. (embedded): needs no --weights.")
     say("\nCheckpoints of these families load in any size, without timm or transformers:\n")
     say(table(("family", "layouts"), [(family.name, family.layouts) for family in supported.FAMILIES], left=2))
-    say("\nOther models load as live modules, fqvit.load_model(module), if they consist of these ATen ops:\n")
+    say("\nOther models load as live torch modules, fqvit.load_model(module), if they consist of these ATen ops:\n")
     lines = [(kind, line) for kind, names in supported.OPS.items() for line in _wrapped(names)]
     say(table(("kind", "ops"), [(kind if line[0] != " " else "", line.strip()) for kind, line in lines], left=2))
     say(f"\nThey may also contain {supported.MOVES}\n")
@@ -74,7 +74,7 @@ def parameters(config: ViTConfig | SwinConfig) -> int:
     total, width = patches + 2 * c.width, c.width
     for stage, (depth, heads) in enumerate(zip(c.depths, c.heads, strict=True)):
         if stage:
-            total += 8 * width + 8 * width**2  # patch merging: LayerNorm of 4 C, then a linear layer to 2 C without bias
+            total += 8 * width + 8 * width**2  # patch merging: LayerNorm of 4 * C, then linear to 2 * C without bias
             width *= 2
         window = min(c.window, *c.grid(stage))
         total += depth * (_block(width, c.hidden_ratio * width) + (2 * window - 1) ** 2 * heads)

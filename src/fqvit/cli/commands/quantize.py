@@ -63,7 +63,7 @@ def run(
         raise FqvitError("--features: deprecated, and --output is given already. Leave out --features.")
     if calibration_file is None:
         recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, k, max_loss, profile, max_size)
-        if bits is not None and (recipe_name is None or recipe_name in RECIPES):  # a file keeps its own methods
+        if bits is not None and (recipe_name is None or recipe_name in RECIPES):  # a recipe file keeps its own methods
             recipe = with_methods(recipe)
         check_integer(recipe)
     else:
@@ -84,6 +84,7 @@ def run(
             raise FqvitError(f"{calibration_file}: a calibration has its own settings. Leave out {extra} or --calibration.")
         text = _text_of(calibration_file)
     model_name, weights = located(model_name, weights)
+    inputs.check_hub(model_name, weights)
     if save_recipe is not None and save_recipe.suffix != ".toml":
         raise FqvitError(f"--save-recipe {save_recipe}: expected a name that ends in .toml.")
     for path in (out, save_recipe, save_calibration):
@@ -183,6 +184,8 @@ def run(
     names = f", plus {size(found.names)} of class names" if found.names else ""
     only_features = all(output.kind != "logits" for output in header.outputs)
     advice = "; for features, --recipe embedding is more accurate" if only_features and recipe.name == DEFAULT_RECIPE else ""
+    if recipe.weight_bits < 8 and found.bits_per_weight > 7.5:
+        advice += f"; {recipe.weight_bits}-bit weights are stored in 8 bits, so the file is as large as with 8"
     rows = [
         ("model", f"{model.name} ({model.source.split(' sha256')[0]})"),
         *(row for row in about_inputs(model) if row != ("assumed", "nothing")),
@@ -238,7 +241,7 @@ def recipe_of(
         recipe = msgspec.structs.replace(recipe, max_loss=max_loss)
     if max_size is not None:
         if not recipe.widths:
-            raise FqvitError(f"--max-size {max_size}: recipe {recipe.name} does not search for widths. Use --recipe auto.")
+            raise FqvitError(f"--max-size {max_size}: recipe {recipe.name} does not search for bit widths. Use --recipe auto.")
         recipe = msgspec.structs.replace(recipe, max_size=_bytes_of(max_size))
     return recipe
 
@@ -259,7 +262,10 @@ def _named(recipe: Recipe, profile: str) -> Recipe:
 
 
 def account(choice: Choice) -> str:
-    """Format the choice of recipe auto: one row per part whose bit width was raised."""
+    """Format the choice of recipe auto: one row per part whose bit width was raised, and per layer whose weights were narrowed.
+
+    KL: Kullback-Leibler divergence from the float model, or how much a row changes it.
+    """
     start, end = choice.start, choice.end
     rows = [("start", "", "", "", *_measure(start))]
     rows += [
@@ -284,7 +290,7 @@ def account(choice: Choice) -> str:
 
 
 def _narrowed(choice: Choice) -> list[tuple[str, list[int], float]]:
-    """Return each narrowed layer with its bits, from the first to the last, and the divergence that this adds."""
+    """Return each narrowed layer with its bit widths, in order, and the KL divergence that narrowing adds."""
     found: dict[str, tuple[list[int], float]] = {}
     for step in choice.narrowed:
         bits, cost = found.get(step.layer, ([step.before], 0.0))

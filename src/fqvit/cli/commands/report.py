@@ -229,5 +229,5 @@ def _text(found: Report, where: str) -> str:
     if found.attention is not None:
         rows.append(("attention", f"{100 * found.attention.share_below:.1f} % of values below 1/16"))
     speed = found.speed
-    rows.append(("speed", f"about {speed.ratio:.1f}x PyTorch on one thread; `fqvit bench` measures precisely"))
+    rows.append(("speed", f"about {speed.ratio:.1f}x the speed of PyTorch on one thread; `fqvit bench` measures precisely"))
     return facts(rows)

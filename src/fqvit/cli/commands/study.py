@@ -132,7 +132,7 @@ def default_cache() -> Path:
 class StudyResults:
     """Results of all cells. rows: finished cells. failed: one message per failed cell. reused: cells from the cache.
 
-    layers: of each model, for its bit operations
+    layers: the layers of each model, from which its bit operations are counted
     """
 
     rows: list[Row] = field(default_factory=list)

@@ -60,7 +60,7 @@ def _check_box_head(head: Program, channels: int) -> int:
     buffers = _check_roi_head(head, channels, ["logits", "deltas"])
     (logits,), (deltas,) = (buffers[outputs(head.header, kind)[0].buffer].shape for kind in ("logits", "deltas"))
     classes = logits - 1  # the last logit is the background
-    expected = "expected C + 1 logits and 4 or 4 C deltas for C classes"
+    expected = "expected C + 1 logits and 4 or 4 * C deltas for C classes"
     _need(classes >= 1 and deltas in (4, 4 * classes), f"{head.header.model}: {logits} logits and {deltas} deltas, {expected}")
     return classes
 

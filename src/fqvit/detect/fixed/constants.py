@@ -57,13 +57,14 @@ Few = msgspec.Meta(min_length=1, max_length=16)
 
 
 class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Integer constants of the arithmetic between the networks. Lengths are in units of 1/256 pixel, areas in unit squares.
+    """Integer constants of the arithmetic between the networks. Lengths are in units of 1/256 pixel, areas in squares of
+    this unit. "In 2^-n" means in units of 2^-n.
 
     padding: colour of the padding at the right and at the bottom of images
     strides: one per level with proposals; trailing levels have no map for RoIAlign
     anchors: [level][ratio], half the width and half the height   areas: smallest box area for maps 1, 2, ...
     log_limit: log2 of the largest ratio of sizes, in 2^-27
-    score: detections have scores above this, in 2^-24   proposal_iou, iou: NMS thresholds in 2^-16
+    score: detections have scores above this, in 2^-24   proposal_iou, iou: thresholds of non-maximum suppression, in 2^-16
     mask: smallest interpolated probability of a mask pixel, in 2^-30
 
     These fields are ratios that convert integers from one unit to another:
@@ -134,7 +135,7 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         side = MAX_SIDE << BOX_FRACTION  # largest side of an image; edges are clipped to it
         anchor = 2 * max(half for level in self.anchors for pair in level for half in pair)
         size = max(side, anchor)
-        # In decode, 2^log <= 2^(log_limit 2^-27), with a mantissa below 2^31; |offset side| <= 2^61 is shifted right by 16.
+        # In decode, 2^log <= 2^(log_limit * 2^-27), with a mantissa below 2^31; |offset * side| <= 2^61 is shifted right by 16.
         grown = size << (self.log_limit >> LOG_FRACTION) + 1 << BOX_FRACTION
         cells = MAX_SIDE // min(self.strides) + 2  # largest number of cells in a bin of RoIAlign
         weights = (1 << 15) + cells  # each weight is rounded by at most half a unit
@@ -151,13 +152,13 @@ class DetectorConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def _weight_numerator(largest: int, smallest: int) -> int:
-    """Return a bound of the numerator 2^15 U D samples w of a cell's weight w. largest, smallest: strides
+    """Return a bound of the numerator 2^15 * U * D * samples * w of a cell's weight w. largest, smallest: strides
 
-    U is the length of a cell and D = 2 samples bins; see axis_weights in fixed/roialign.py.
+    U is the length of a cell and D = 2 * samples * bins; see axis_weights in fixed/roialign.py.
     """
     length, cell = MAX_SIDE << BOX_FRACTION, largest << BOX_FRACTION
     samples = length // (smallest << BOX_FRACTION) + 1
-    # U D = 2 U samples bins <= 2 (length + U bins)
+    # U * D = 2 * U * samples * bins <= 2 * (length + U * bins)
     return 2 * (length + cell * MAX_ROI_SIDE) * samples << 15
 
 
@@ -241,7 +242,7 @@ def anchor_halves(stride: int, s: DetectSettings) -> tuple[tuple[int, int], ...]
 
 
 def least_area(finest: float, level: int) -> int:
-    """Return the smallest area of a box on this level, by the rule of float/roialign.py: side >= finest (2^level - 1e-6)."""
+    """Return the smallest area of a box on this level, by the rule of float/roialign.py: side >= finest * (2^level - 1e-6)."""
     side = Fraction(finest) * (2**level - Fraction(1, 10**6)) * 2**BOX_FRACTION
     least: int = math.ceil(side * side)
     return least

@@ -1,7 +1,7 @@
 """Run a detector with integers only, from pixels to boxes, scores, labels and masks.
 
 The compiled detector (native/detect) reads and verifies the file itself and runs everything; the reference (reference.py)
-defines its bits. A float appears only when a caller reads `IntegerFound.detections`. Needs no torch.
+defines its exact results. A float appears only when a caller reads `IntegerFound.detections`. Needs no torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Backend = Literal["native", "reference"]
 class IntegerDetector:
     """A detector, from a file or from memory, that is ready to run. Several threads may share it.
 
-    threads: None uses every core; for the native backend only   backend: results are bit-identical; reference is slow
+    threads: None uses every core; native backend only   backend: both give bit-identical results; reference is slow
     """
 
     def __init__(self, program: DetectorProgram | str | Path, threads: int | None = None, backend: Backend = "native") -> None:

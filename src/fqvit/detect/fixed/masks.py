@@ -1,6 +1,6 @@
 """Paste a box's mask probabilities into the image, in integers.
 
-See also: detect/float/masks.py (the same in float), detect/masks.py (masks as run lengths).
+See also: detect/float/masks.py (the same in float), detect/masks.py (run-length encoding of masks).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _axis(low: int, high: int, first: int, last: int, side: int) -> tuple[Intege
     """Locate pixels first..last - 1 in a mask that has a border of zeros.
 
     Returns the cell before each pixel and the weight of the next cell in units of 2^-15, i64 [last - first] each.
-    position = (pixel + 1/2 - low) side / (high - low) - 1/2. Numerators are below 2^31 2^8 2^7 2^15 < 2^62.
+    position = (pixel + 1/2 - low) * side / (high - low) - 1/2. Numerators are below 2^31 * 2^8 * 2^7 * 2^15 < 2^62.
     """
     if high > low:
         pixels = (np.arange(first, last, dtype=np.int64) << BOX_FRACTION) + (1 << BOX_FRACTION - 1) - low
@@ -32,10 +32,11 @@ def _axis(low: int, high: int, first: int, last: int, side: int) -> tuple[Intege
 
 
 def paste(probabilities: NDArray[np.int32], box: Integers, height: int, width: int, threshold: int) -> NDArray[np.bool_]:
-    """Probabilities i32 [side, side] in 2^-15, box in 1/256 pixel -> mask [height, width], True if >= `threshold` (in 2^-30).
+    """Return the mask [height, width] of a box: True where the interpolated probability is >= `threshold`.
 
-    Rows are interpolated and rounded to 2^-15, then columns exactly: sums are at most 2^30. Pixels more than one pixel outside
-    the box are False and not computed.
+    probabilities: i32 [side, side] in units of 2^-15   box: in units of 1/256 pixel   threshold: in units of 2^-30
+    Rows are interpolated and rounded to 2^-15, then columns are interpolated exactly: sums are at most 2^30. Pixels more
+    than one pixel outside the box are False and not computed.
     """
     mask = np.zeros((height, width), bool)
     x1, y1, x2, y2 = (int(edge) for edge in box)

@@ -21,7 +21,10 @@ Codes = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class IntegerDetections:
-    """boxes: i64 [n, 4] in 1/256 pixel, best first   scores: i64 [n] in 2^-24   labels: i64 [n], class indices from 0"""
+    """Detected boxes, best first.
+
+    boxes: i64 [n, 4] in units of 1/256 pixel   scores: i64 [n] in units of 2^-24   labels: i64 [n], class indices from 0
+    """
 
     boxes: Integers
     scores: Integers
@@ -31,7 +34,7 @@ class IntegerDetections:
 def propose(objectness: Sequence[Codes], deltas: Sequence[Codes], size: tuple[int, int], c: DetectorConstants) -> Integers:
     """Select the proposals of an image: i64 [n, 4], best first, at most c.proposals.
 
-    objectness: logits i32 [h, w, A] of each level   deltas: i32 [h, w, 4 A]   size: height and width without padding
+    objectness: logits i32 [h, w, A] of each level   deltas: i32 [h, w, 4 * A]   size: height and width without padding
     """
     found: list[tuple[Integers, Integers, Integers]] = []
     for level, (logits, level_deltas) in enumerate(zip(objectness, deltas, strict=True)):
@@ -50,7 +53,7 @@ def propose(objectness: Sequence[Codes], deltas: Sequence[Codes], size: tuple[in
 def refine(boxes: Integers, logits: Codes, deltas: Codes, stage: int, size: tuple[int, int], c: DetectorConstants) -> Integers:
     """Refine boxes for the next stage, i64 [n, 4]: apply the deltas of each box's most probable class, not counting background.
 
-    logits: i32 [n, classes + 1]   deltas: i32 [n, 4] if class-agnostic, else [n, 4 classes]
+    logits: i32 [n, classes + 1]   deltas: i32 [n, 4] if class-agnostic, else [n, 4 * classes]
     """
     by_class = deltas.reshape(len(boxes), -1, 4)
     label = logits[:, :-1].argmax(1) if by_class.shape[1] > 1 else np.zeros(len(boxes), np.intp)
@@ -62,8 +65,9 @@ def select_detections(
 ) -> IntegerDetections:
     """Select the detections of an image, best first, at most c.detections.
 
-    Candidates are all pairs of box and class with a score above c.score; NMS then runs within each class.
-    boxes: i64 [n, 4], of the last stage   logits: i64 [n, classes + 1], base-2 logarithms in 2^-27, mean of all stages
+    Candidates are all pairs of box and class with a score above c.score; non-maximum suppression (NMS) then runs within each
+    class.
+    boxes: i64 [n, 4], of the last stage   logits: i64 [n, classes + 1], base-2 in units of 2^-27, mean of all stages
     deltas: i32, as in refine
     """
     scores = softmax(logits)[:, :-1]

@@ -43,7 +43,7 @@ MOST_BYTES = 8 << 30  # limit of the pyramid's buffers, which take 58 MB at 800 
 class CodeMaps(NamedTuple):
     """The pyramid's outputs for one image.
 
-    levels: u8 [h, w, C] of P2..P5   objectness: i32 [h, w, A], deltas: i32 [h, w, 4 A], both of P2..P6
+    levels: u8 [h, w, C] of P2..P5   objectness: i32 [h, w, A], deltas: i32 [h, w, 4 * A], both of P2..P6
     """
 
     levels: list[Bytes]
@@ -120,7 +120,7 @@ class ReferenceDetector:
         return select_detections(boxes, total, deltas, size, c)
 
     def mask_probabilities(self, levels: Sequence[Bytes], chosen: IntegerDetections) -> NDArray[np.int32]:
-        """Return mask probabilities of each detection's class, the mean over stages: i32 [n, side, side] in 2^-15."""
+        """Return mask probabilities of each detection's class, the mean over stages: i32 [n, side, side] in units of 2^-15."""
         count, side = len(chosen.boxes), 2 * self._masks[0].side
         total = np.zeros((count, side, side), np.int64)
         for stage, head in enumerate(self._masks if count else ()):

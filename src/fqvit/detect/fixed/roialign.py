@@ -48,12 +48,12 @@ def level_of(boxes: Integers, thresholds: Sequence[int]) -> Integers:
 
 
 def axis_weights(low: int, high: int, cell: int, bins: int, size: int) -> Integers:
-    """Return the weight of each cell in each bin of the interval low..high, i64 [bins, size] in 2^-15.
+    """Return the weight of each cell in each bin of the interval low..high, i64 [bins, size] in units of 2^-15.
 
     cell: length of a cell, in the unit of low and high
-    A bin has samples = ceil((high - low) / (bins cell)). With D = 2 samples bins, sample k, counted over all bins, is at the
-    cell coordinate
-        ((low - cell / 2) D + (2 k + 1) (high - low)) / (cell D)
+    A bin has samples = ceil((high - low) / (bins * cell)). With D = 2 * samples * bins, sample k, counted over all bins, is at
+    the cell coordinate
+        ((low - cell / 2) * D + (2 * k + 1) * (high - low)) / (cell * D)
     and divides a weight of 1 / samples between the cells before and after it. Samples below -1 or above `size` have weight 0;
     others outside the map use the outermost cell.
     """
@@ -84,9 +84,9 @@ def roi_align(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> B
 
 
 def align_sums(map_: Bytes, boxes: Integers, side: int, params: AlignParams) -> Integers:
-    """Return the sums of roi_align, in 2^-22 of the map's scale: i64 [n, side, side, C], below 2^31.
+    """Return the sums of roi_align, in units of 2^-22 of the map's scale: i64 [n, side, side, C], below 2^31.
 
-    strip = (sum_rows weight (code - zero) + 2^7) >> 8, at most about 255 2^7;   sum = sum_columns weight strip
+    strip = (sum_rows weight * (code - zero) + 2^7) >> 8, at most about 255 * 2^7;   sum = sum_columns weight * strip
     """
     height, width, channels = map_.shape
     cell = params.stride << BOX_FRACTION

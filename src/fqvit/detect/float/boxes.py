@@ -40,7 +40,7 @@ def encode(boxes: Floats, targets: Floats, stds: tuple[float, ...]) -> Floats:
 def decode(boxes: Floats, deltas: Floats, stds: tuple[float, ...], height: float, width: float) -> Floats:
     """Apply deltas to boxes and clip them to an image: [..., 4] x [..., 4] -> [..., 4].
 
-    centre' = centre + delta_xy std size;  size' = size exp(clip(delta_wh std, +-log(1000 / 16)))
+    centre' = centre + delta_xy * std * size;  size' = size * exp(clip(delta_wh * std, +-log(1000 / 16)))
     """
     scaled = deltas * np.asarray(stds)
     size, centre = boxes[..., 2:] - boxes[..., :2], (boxes[..., :2] + boxes[..., 2:]) / 2

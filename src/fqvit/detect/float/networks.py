@@ -25,7 +25,7 @@ BOXES_AT_ONCE = 256
 
 
 class FloatNetworks:
-    """Implement Networks of float/pipeline.py with torch. Pyramids are made when an image size first occurs, and cached."""
+    """Implement the protocol Networks of float/pipeline.py with torch. Pyramids are cached, one per image size."""
 
     def __init__(self, detector: FloatDetector) -> None:
         self.module, self.settings = detector.module, detector.settings

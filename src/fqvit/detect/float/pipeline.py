@@ -27,7 +27,7 @@ from fqvit.detect.settings import DetectSettings
 class Maps(NamedTuple):
     """The pyramid's outputs for one image.
 
-    levels: [h, w, C] for P2..P5   objectness: [h, w, A], deltas: [h, w, 4 A], both for P2..P6
+    levels: [h, w, C] for P2..P5   objectness: [h, w, A], deltas: [h, w, 4 * A], both for P2..P6
     """
 
     levels: list[Floats32]
@@ -46,10 +46,10 @@ class Networks(Protocol):
         """Run the pyramid on pixels u8 [h, w, 3], resized but not padded."""
 
     def boxes(self, stage: int, rois: Floats32) -> tuple[Floats32, Floats32]:
-        """RoI features [n, side, side, C] -> class logits [n, classes + 1], deltas [n, 4] or [n, classes 4]."""
+        """RoI features [n, side, side, C] -> class logits [n, classes + 1], deltas [n, 4] or [n, 4 * classes]."""
 
     def masks(self, stage: int, rois: Floats32, labels: NDArray[np.int64]) -> Floats32:
-        """RoI features [n, side, side, C] -> mask logits [n, 2 side, 2 side] of class labels[i] for RoI i."""
+        """RoI features [n, side, side, C] -> mask logits [n, 2 * side, 2 * side] of class labels[i] for RoI i."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ UNIT_STDS = (1.0, 1.0, 1.0, 1.0)
 def propose(objectness: Sequence[Floats], deltas: Sequence[Floats], size: tuple[int, int], s: DetectSettings) -> Floats:
     """Select the proposals of an image: [n, 4], best first, at most s.proposals.
 
-    objectness: logits [h, w, A] of each level   deltas: [h, w, 4 A]   size: height and width of the image without padding
+    objectness: logits [h, w, A] of each level   deltas: [h, w, 4 * A]   size: height and width of the image without padding
     Logits are compared directly: the sigmoid would not change their order.
     """
     found: list[tuple[Floats, Floats, NDArray[np.int64]]] = []
@@ -44,7 +44,7 @@ def propose(objectness: Sequence[Floats], deltas: Sequence[Floats], size: tuple[
 def refine(boxes: Floats, logits: Floats, deltas: Floats, stds: tuple[float, ...], size: tuple[int, int]) -> Floats:
     """Refine boxes for the next stage, [n, 4]: apply the deltas of each box's most probable class, not counting background.
 
-    logits: [n, classes + 1]   deltas: [n, 4] if class-agnostic, else [n, 4 classes]
+    logits: [n, classes + 1]   deltas: [n, 4] if class-agnostic, else [n, 4 * classes]
     """
     by_class = deltas.astype(np.float64).reshape(len(boxes), -1, 4)
     label = logits[:, :-1].argmax(1) if by_class.shape[1] > 1 else np.zeros(len(boxes), np.intp)
@@ -66,7 +66,8 @@ def select_detections(
 ) -> Detections:
     """Select the detections of an image, best first, at most s.detections.
 
-    Candidates are all pairs of box and class with a score above s.score; NMS then runs within each class.
+    Candidates are all pairs of box and class with a score above s.score; non-maximum suppression (NMS) then runs within each
+    class.
     boxes: [n, 4], of the last stage   logits: [n, classes + 1], mean of all stages   deltas: as in refine
     """
     scores = softmax(logits.astype(np.float64))[:, :-1]

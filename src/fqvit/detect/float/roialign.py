@@ -1,7 +1,7 @@
 """RoIAlign in float: features of a fixed size for each box, as means of bilinearly interpolated samples of a map.
 
 Interpolation is linear and separable, and so is the mean over the samples of a bin. A box thus becomes two small matrices, rows
-[side, height] and columns [side, width], and its features are rows . map . columns^T. Training uses the same matrices
+[side, height] and columns [side, width], and its features are rows @ map @ columns^T. Training uses the same matrices
 (axis_weights) with torch.
 See also: fixed/roialign.py, the same in integers.
 """
@@ -46,7 +46,7 @@ def axis_weights(low: Floats, high: Floats, bins: int, size: int) -> Floats32:
         first = np.minimum(position.astype(np.int64), size - 1)
         share = (counts / np.maximum(samples, 1)[:, None]).astype(np.float32)
         toward = (position - first).astype(np.float32)
-        # For one i, each (box, part) occurs once, so += on fancy indices is exact.
+        # For one i, each (box, part) occurs once, so += with index arrays loses no term.
         weights[box, part, first] += share * (1 - toward)
         weights[box, part, np.minimum(first + 1, size - 1)] += share * toward
     return weights

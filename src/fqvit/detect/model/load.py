@@ -98,7 +98,7 @@ def random_release(config: DetectorConfig, layout: DetectorLayout, seed: int = 0
 
 
 def config_of(released: Released, label: str) -> DetectorConfig:
-    """Infer all sizes from the shapes of a checkpoint. Raises FqvitError if a tensor is missing, empty or of another rank."""
+    """Infer all sizes from the shapes of a checkpoint. Raises FqvitError if a tensor is missing, empty or of wrong rank."""
     state = released.state
 
     def shape(key: str, rank: int) -> torch.Size:
@@ -127,12 +127,12 @@ def config_of(released: Released, label: str) -> DetectorConfig:
         if window > MOST_WINDOW or (2 * window - 1) ** 2 != table[0] or (width * 2**i) % table[1]:
             found = f"'{layers}.{i}.blocks.0.attn.relative_position_bias_table' is {list(table)}"
             expected = (
-                f"expected [(2 window - 1)^2, heads] with one window <= {MOST_WINDOW} and heads that divide {width * 2**i}"
+                f"expected [(2 * window - 1)^2, heads] with one window <= {MOST_WINDOW} and heads that divide {width * 2**i}"
             )
             raise FqvitError(f"{label}: {found}, {expected}. The file is damaged.")
     hidden = shape(f"{layers}.0.blocks.0.mlp.fc1.weight", 2)[0]
     if hidden % width:
-        raise FqvitError(f"{label}: MLPs of {hidden} hidden channels for width {width}, expected a multiple. {OTHER_MODEL}")
+        raise FqvitError(f"{label}: MLPs of {hidden} hidden channels, expected a multiple of the width {width}. {OTHER_MODEL}")
     swin = SwinConfig(
         SMALLEST, patch, channels, 0, width, depths, tuple(t[1] for t in tables), window, hidden // width, fixed_window=True
     )
@@ -144,7 +144,7 @@ def config_of(released: Released, label: str) -> DetectorConfig:
     side = math.isqrt(inputs // box_channels)
     if classes < 1 or side * side * box_channels != inputs:
         problem = (
-            f"a box head of {inputs} inputs and {classes} classes, expected {box_channels} side^2 inputs and at least 1 class"
+            f"a box head of {inputs} inputs and {classes} classes, expected {box_channels} * side^2 inputs and at least 1 class"
         )
         raise FqvitError(f"{label}: {problem}. {OTHER_MODEL}")
     return DetectorConfig(

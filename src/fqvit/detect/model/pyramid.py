@@ -18,7 +18,7 @@ from fqvit.models.swin import PatchEmbed, Stage
 
 
 class SwinBackbone(nn.Module):
-    """Normalised images [N, 3, height, width] -> one map per stage i, [N, height / 2^(2+i), width / 2^(2+i), C 2^i].
+    """Normalised images [N, 3, height, width] -> one map per stage i, [N, height / 2^(2+i), width / 2^(2+i), C * 2^i].
 
     norm0, norm1, ... apply to the outputs only: the next stage takes the tokens before the norm.
     """
@@ -64,7 +64,7 @@ class FeaturePyramid(nn.Module):
 
 
 class ProposalHead(nn.Module):
-    """RPN: a level [N, h, w, C] -> objectness logits [N, h, w, A] and deltas [N, h, w, 4 A], with A anchors per position."""
+    """RPN: a level [N, h, w, C] -> objectness logits [N, h, w, A] and deltas [N, h, w, 4 * A], with A anchors per position."""
 
     def __init__(self, channels: int, anchors: int) -> None:
         super().__init__()

@@ -144,7 +144,7 @@ def lookup(g: OnnxGraph, index: str, table: Any, dtype: str, shape: tuple[int, .
 
 
 def row_sum(g: OnnxGraph, x: str, length: int, dtype: str, label: str) -> str:
-    """Emit the sum over the last axis, which keeps length 1.
+    """Emit the sum over the last axis, which is kept with length 1.
 
     Emitted as MatMul with ones, because ReduceSum of i64 in ONNX Runtime is slow, and inexact from 2^50 on.
     """

@@ -40,10 +40,21 @@ def emit_outputs(graph: QdqGraph, program: Program, tensors: Mapping[str, Quanti
     return infos
 
 
-def metadata(header: Header) -> str:
-    """Return the names and kinds of all outputs as JSON."""
+def metadata(program: Program) -> dict[str, str]:
+    """Return what a QDQ file keeps of its program, so that `fqvit eval` can run it: also names and kinds of all outputs."""
+    header = program.header
     pairs = zip(names(header), header.outputs, strict=True)
-    return msgspec.json.encode([{"name": name, "kind": output.kind} for name, output in pairs]).decode()
+    outputs = [{"name": name, "kind": output.kind} for name, output in pairs]
+    result = {
+        "fqvit.model": header.model,
+        "fqvit.preprocess": msgspec.json.encode(header.preprocess).decode(),
+        "fqvit.output": msgspec.json.encode(header.output).decode(),
+        "fqvit.outputs": msgspec.json.encode(outputs).decode(),
+        "fqvit.fingerprint": program.fingerprint(),
+    }
+    if program.classes is not None:
+        result["fqvit.classes"] = "\n".join(program.classes)
+    return result
 
 
 def _check_codes(program: Program, buffer: str) -> None:

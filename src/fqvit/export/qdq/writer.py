@@ -59,8 +59,7 @@ def build(program: Program, target: Target = "ort", attention: Attention = "auto
     made = helper.make_graph(graph.nodes, program.header.model, inputs, outputs, list(graph.constants.values()))
     opset = helper.make_opsetid("", profile.opset)
     model = helper.make_model(made, opset_imports=[opset], ir_version=profile.ir, producer_name="fqvit")
-    facts = {"fqvit.fingerprint": program.fingerprint(), "fqvit.target": target, "fqvit.outputs": metadata(program.header)}
-    helper.set_model_props(model, facts)
+    helper.set_model_props(model, metadata(program) | {"fqvit.target": target})
     return model, _notes(graph, export_.emulated, export_.coarser, target)
 
 

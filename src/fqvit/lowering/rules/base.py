@@ -57,5 +57,5 @@ class Lowering:
             self.emit.moves[y] = Move(kind, *cut, of)
 
 
-# A rule takes the leaf, an instance of the class under which RULES lists the rule, and the Lowering of its node.
+# A rule takes the leaf (an instance of the class under which RULES lists the rule) and the Lowering of its node.
 Rule = Callable[[Any, Lowering], LoweredValue]

@@ -61,7 +61,7 @@ class _Grid(torch.autograd.Function):
 
 
 def fake_quantize_grid(x: Tensor, scale: Tensor, steps: Tensor) -> Tensor:
-    """Round x to a multiple of scale, then to the nearest of the multiples steps [L]. x and scale [1] get gradients."""
+    """Round x / scale to an integer, then to the nearest value in `steps` [L]; rescale. x and scale [1] get gradients."""
     found: Tensor = _Grid.apply(x, scale, steps)  # type: ignore[no-untyped-call]
     return found
 

@@ -35,7 +35,7 @@ from fqvit.quant.weights import QuantizedLinear, bits_and_group
 from fqvit.system.progress import Progress
 
 IMAGES = 32  # as published
-TOKENS = 24  # tokens per image (and per window)
+TOKENS = 12  # tokens per image (and per window)
 WINDOWS = 4  # windows per image
 FACTORS = np.linspace(0.012, 1.2, 100)  # of the scale that maps the largest absolute value to 2^(bits-1)
 START = int(np.abs(FACTORS - 1).argmin())

@@ -1,9 +1,10 @@
 """Narrow the weights of some layers for recipe `auto`: 4 or 6 bits where that costs least, without labels.
 
-Weights are rounded once per width for the whole network. The cost of a layer at the narrowest width is the KL divergence from
-the float model that narrowing only this layer adds; at the other widths it is that cost times the ratio of the squared rounding
-errors. Layers are narrowed in steps, in increasing order of cost per saved byte (the lower convex hull of each layer's widths),
-until the file has at most recipe.max_size bytes or, without max_size, while the expected top-1 loss is at most recipe.max_loss.
+Weights are rounded once per width for the whole network. The cost of a layer at the narrowest width is the increase in KL
+divergence from the float model when only this layer is narrowed; at the other widths it is that cost times the ratio of the
+squared rounding errors. Layers are narrowed in steps, in increasing order of cost per saved byte (the lower convex hull of
+each layer's widths), until the file has at most recipe.max_size bytes or, without max_size, while the expected top-1 loss is at
+most recipe.max_loss.
 See also: auto.py (runs first and raises the bits of sites), compensate.py (rounds weights).
 """
 
@@ -119,7 +120,7 @@ def choose(
 
 
 def is_candidate(node: Node, recipe: Recipe) -> bool:
-    """Return whether the search chooses the bits of a layer: one that computes no output and that layer_bits does not name."""
+    """Return whether the search chooses the bits of a layer. It excludes layers in layer_bits and outputs of the model."""
     fixed = any(fnmatchcase(node.name, pattern) for pattern in recipe.layer_bits)
     return isinstance(node.leaf, layers.Linear) and not is_output(node) and not fixed
 

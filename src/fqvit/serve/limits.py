@@ -1,0 +1,74 @@
+"""What one server accepts. Everything that a client controls has a limit that is checked before the work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fqvit.errors import FqvitError
+
+BODIES_AT_ONCE = 16  # bodies of the largest size that may be in memory together
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a server.
+
+    body: bytes per request   pixels: per image   images: per request   queue: images that were accepted and not answered yet
+    batch: images that run together   seconds: per request, from its headers to the answer   connections: open ones
+    """
+
+    body: int = 20_000_000
+    pixels: int = 50_000_000
+    images: int = 64
+    queue: int = 256
+    batch: int = 8
+    seconds: float = 30.0
+    connections: int = 512
+
+    @property
+    def header_seconds(self) -> float:
+        """Longest time from the opening of a connection, or from the first byte of a request, to the end of its headers."""
+        return min(10.0, self.seconds)
+
+    def __post_init__(self) -> None:
+        for name, least in (("body", 1), ("pixels", 1), ("images", 1), ("queue", 1), ("batch", 1), ("seconds", 0.001)):
+            value = getattr(self, name)
+            if not least <= value < float("inf"):  # also rejects nan
+                raise FqvitError(f"{name}: {value:g}, expected at least {least:g}.")
+
+
+class Rejected(Exception):
+    """A request that is not answered with a result. status: of HTTP   message: one line for the client"""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class Budget:
+    """Counts something that many requests share. Not thread-safe: used by the event loop only."""
+
+    def __init__(self, size: int, status: int, message: str) -> None:
+        """size: how much there is   status, message: of the answer to requests that find too little left"""
+        self.size, self.used = size, 0
+        self._status, self._message = status, message
+
+    def take(self, amount: int) -> None:
+        """Take an amount, or raise Rejected if there is not enough left."""
+        if self.used + amount > self.size:
+            raise Rejected(self._status, self._message)
+        self.used += amount
+
+    def give_back(self, amount: int) -> None:
+        self.used -= amount
+
+    @contextmanager
+    def holding(self, amount: int) -> Iterator[None]:
+        """Take an amount for the duration of the block."""
+        self.take(amount)
+        try:
+            yield
+        finally:
+            self.give_back(amount)
