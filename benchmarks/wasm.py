@@ -38,7 +38,9 @@ def make_files(data: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "model.s8.onnx").exists():
         return
-    model = prepare(NAME, ("fqvit",), data, ROOT / "build" / "speed")
+    programs = ROOT / "build" / "speed"
+    programs.mkdir(parents=True, exist_ok=True)
+    model = prepare(NAME, ("fqvit",), data, programs)
     shutil.copy(model.programs["fqvit"], folder / "model.fqvit")
     onnx = export(float_model(NAME, str(model.weights), SIZE, 16, 1000), folder)
     images = np.random.default_rng(0).standard_normal((8, 3, 224, 224)).astype(np.float32)

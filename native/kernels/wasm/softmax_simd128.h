@@ -101,7 +101,8 @@ inline bool has_log_weights(const Attention& head, const std::uint8_t* region) {
 }
 
 // LOG: the code of e is above c if and only if floor((sum + floor(e / 2)) / e) >= ratio, with ratio = 2 for c = 0, else
-// 3 * 2^(c - 1). Multiplied by e, and because an odd number never equals 2 * sum, this is equivalent to
+// 3 * 2^(c - 1). This means sum + floor(e / 2) >= ratio * e, which is equivalent to 2 * sum >= (2 * ratio - 1) * e: for
+// even e directly, for odd e because the right side is odd and never equals 2 * sum. So the condition is
 // e <= 2 * sum / (2 * ratio - 1). Because the exponentials decrease, this holds from some distance on for each c. The
 // code of a token is the number of these distances that its own distance reaches.
 inline void log_weights(const Attention& head, const ScoreRow& row, std::uint8_t top, std::int16_t* weights) {

@@ -46,8 +46,10 @@ Products = layers.Linear | layers.Patches | layers.Scores | layers.Context
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of a product with its candidates. groups: searched separately along the first axis of the product's errors
+    """One operand of a product with its candidates.
 
+    count: number of candidates   start: index of the initial candidate
+    groups: number of groups, each with its own candidate; if there are several, the product's errors have one per group
     quantized(i): the operand with candidate i[g] for group g
     """
 
@@ -73,7 +75,7 @@ def uniform(values: Tensor, units: Tensor, bits: int, lowest: int | None = None)
 
 
 def coded(values: Tensor, candidates: Sequence[QParams], start: int = 0) -> Operand:
-    """Return the operand with one of several codes for all of its values."""
+    """Return an operand whose candidates are quantization parameters, each for all of its values."""
 
     def quantized(index: Tensor) -> Tensor:
         q = candidates[int(index)]
@@ -85,8 +87,8 @@ def coded(values: Tensor, candidates: Sequence[QParams], start: int = 0) -> Oper
 def search(first: Operand, second: Operand, errors: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Minimize errors(first, second) [G] over the candidates of both operands, alternating between them.
 
-    Returns the index of the best candidate of each group, for both operands. An operand with one group is chosen for the
-    least sum of the errors.
+    Returns the index of the best candidate of each group, for both operands. If an operand has one group, its
+    best candidate is the one with the least sum of the errors.
     """
     operands = (first, second)
     chosen = [torch.full((each.groups,), each.start) for each in operands]
@@ -135,7 +137,7 @@ class Searcher:
         picked = rows[:, sample_indices(rows.shape[1], TOKENS)].flatten(0, 1)
         weight = torch.from_numpy(layer.weight).float()
         pixels = isinstance(node.leaf, layers.Patches)
-        # One group of outputs per scale: each output, Q, K and V, or all.
+        # One group of outputs per scale: a group is one output (patch embedding), one of Q, K and V, or all outputs.
         groups = len(weight) if pixels else 3 if node.leaf.role == "qkv" else 1
         parts = weight.view(groups, -1, weight.shape[1])
         units = parts.abs().amax((1, 2), keepdim=True).clamp_(min=1e-12) / 2 ** (bits - 1)
