@@ -287,7 +287,7 @@ def test_exporters_reject_programs_that_read_codes(tmp_path: Path) -> None:
     "recipe, found",
     [
         (load_recipe("auto"), "max_loss is 0.5"),
-        (load_recipe("w4"), "rounding is compensated"),
+        (load_recipe("w4"), "rounding is reconstructed"),
         (Recipe(name="mine", sites={"no.such.site": SiteRule(bits=8)}), "'no.such.site'"),
         (Recipe(name="mine", sites={"relu": SiteRule(range=(-1.0, 1.0))}), "but relu is never negative"),
         (Recipe(name="mine", sites={"pyramid": SiteRule(bits=10)}), "expected at most 8"),

@@ -54,8 +54,8 @@ def test_from_json_rejects_unknown_fields(field: str) -> None:
 
 
 def test_to_json_omits_empty_weights_and_square() -> None:
-    assert list(GOOD) == ["recipe", "features", "images", "sites", "weights"]
-    assert list(json.loads(calibrate(MODEL, [IMAGES[:4]], RECIPES["minmax"]).to_json())) == list(GOOD)[:-1]
+    assert list(GOOD) == ["recipe", "features", "images", "sites", "weights", "centers"]
+    assert list(json.loads(calibrate(MODEL, [IMAGES[:4]], RECIPES["minmax"]).to_json())) == list(GOOD)[:-2]
 
 
 def test_calibrate_rejects_workers_with_different_weights() -> None:

@@ -37,10 +37,11 @@ def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
     assert [name for name, r in RECIPES.items() if r.log2_attention] == ["fq-vit", "fq-vit-original"]
     assert [name for name, r in RECIPES.items() if r.channels] == OURS
     assert [name for name, r in RECIPES.items() if r.attention == "relative"] == OURS
-    assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["w4", "auto"]
+    assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["auto"]
     assert [name for name, r in RECIPES.items() if r.rounding == "weighted"] == ["embedding"]
-    assert [name for name, r in RECIPES.items() if r.rounding == "reconstructed"] == ["w6a6", "w4a4"]
-    assert [name for name, r in RECIPES.items() if r.gelu == "spaced" or r.ranges == "least-error"] == ["w6a6", "w4a4"]
+    assert [name for name, r in RECIPES.items() if r.rounding == "reconstructed"] == ["w6a6", "w4", "w4a4"]
+    assert [name for name, r in RECIPES.items() if r.ranges == "least-error"] == ["w6a6", "w4", "w4a4"]
+    assert [name for name, r in RECIPES.items() if r.gelu == "spaced"] == ["w6a6", "w4a4"]
     assert [name for name, r in RECIPES.items() if r.max_loss is not None] == ["auto"]
     assert [name for name, r in RECIPES.items() if r.branches == "codes" or r.last_batch] == ["fq-vit-original"]
     assert [name for name, r in RECIPES.items() if r.logits == "codes" or r.weight_ends == "halves"] == ["fq-vit-original"]
@@ -53,7 +54,9 @@ def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
         for n, r in RECIPES.items()
         if n == "embedding" or any(getattr(r, f) != getattr(RECIPES["fq-vit"], f) for f in new)
     } == {
+        **{n: ["curve", "plain", "observed", "observed", 0.9] for n in ("fqvit", "fast", "npu", "auto")},
         "w6a6": ["curve", "leveled", "attended", "observed", 0.0],
+        "w4": ["curve", "leveled", "attended", "widened", 0.9],
         "w4a4": ["curve", "leveled", "attended", "observed", 0.0],
         "embedding": ["curve", "leveled", "attended", "widened", 0.9],
     }
@@ -86,7 +89,7 @@ def test_the_named_recipes_keep_the_values_that_were_measured() -> None:
         "w4a4": 4,
         "fast": 7,
     }
-    assert {name: r.weight_group for name, r in RECIPES.items() if r.weight_group} == {"w4": 16, "w4a4": 16, "auto": 16}
+    assert {name: r.weight_group for name, r in RECIPES.items() if r.weight_group} == {"w4": 8, "w4a4": 16, "auto": 16}
     assert {name: r.k for name, r in RECIPES.items() if r.k != 3} == dict.fromkeys(OURS, 4)
     assert RECIPES["auto"].max_loss == 0.5 and RECIPES["ema"].momentum == 0.01 and RECIPES["percentile"].quantile == 0.99999
 
@@ -274,10 +277,11 @@ def test_with_methods_adds_the_methods_of_the_low_bit_recipes() -> None:
         return msgspec.structs.replace(RECIPES[name], name="")
 
     assert chosen("fqvit", "6/6/4") == chosen("w4a4", "6/6/4") == named("w6a6")
-    assert chosen("fqvit", "4/4/4") == chosen("w6a6", "4/4/4") == chosen("w4", "4/4/4") == named("w4a4")
+    assert chosen("fqvit", "4/4/4") == chosen("w6a6", "4/4/4") == named("w4a4")
+    assert chosen("w4", "4/4/4") == msgspec.structs.replace(named("w4a4"), values="widened")
     assert chosen("fqvit", "4/8/4") == named("w4")
-    assert chosen("fqvit", "8/6/4").rounding == "reconstructed" and chosen("fqvit", "6/8/4").rounding == "compensated"
-    assert chosen("embedding", "6/6/4").gelu_floor == 0.9 and chosen("embedding", "6/6/4").ranges == "least-error"
+    assert chosen("fqvit", "8/6/4").rounding == "reconstructed" and chosen("fqvit", "6/8/4").rounding == "reconstructed"
+    assert chosen("embedding", "6/6/4").values == "widened" and chosen("embedding", "6/6/4").ranges == "least-error"
     assert chosen("fqvit", "8/8/8").rounding == "nearest"
     for name in ("fq-vit", "minmax", "npu", "ptq-vit", "auto"):
         assert with_methods(with_bits(RECIPES[name], "4/4/4")) == with_bits(RECIPES[name], "4/4/4")
@@ -304,7 +308,7 @@ def test_a_file_merges_its_site_rules_into_those_of_its_base(tmp_path: Path) -> 
 def test_check_detector_accepts_only_recipes_without_search_or_compensation() -> None:
     for name in ("fqvit", "fast", "npu", "fq-vit", "fq-vit-original", "minmax"):
         check_detector(RECIPES[name])
-    for name, words in (("auto", "max_loss is 0.5"), ("w4", "rounding is compensated"), ("partial", "no integer program")):
+    for name, words in (("auto", "max_loss is 0.5"), ("w4", "rounding is reconstructed"), ("partial", "no integer program")):
         with pytest.raises(FqvitError, match=f"^recipe {name}: .*{words}"):
             check_detector(RECIPES[name])
     searched = Recipe(name="searched", nonlinear="float", intervals="similarity", symmetric=True, attention="uniform")

@@ -101,7 +101,7 @@ class Comparer:
         if calibration.recipe.keys != "plain":
             calibration = dataclasses.replace(calibration, centers=self._key_centers())
             self.graph, self.simulation = calibration.graph(self.model), Simulation(self.model, calibration)
-        if calibration.recipe.rounding in ("compensated", "weighted"):
+        if calibration.recipe.rounding in ("compensated", "weighted", "reconstructed"):
             self._use_weights_of_program()
         self.qparams = dict(self.simulation.sites)
         outputs = program.header.outputs

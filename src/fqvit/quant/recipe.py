@@ -161,11 +161,12 @@ _OURS: dict[str, Any] = {
     "k": 4,
     "sites": {"residual": SiteRule(bits=16), "hidden": SiteRule(bits=10)},
 }
+# Finer codes of attention and GELU outputs that need no second pass over images.
+_DEFAULT: dict[str, Any] = {**_OURS, "levels": "curve", "gelu_floor": 0.9}
 
-# Features are compared with each other directly, so every part of them counts, not just the best class.
-_EMBEDDING: dict[str, Any] = {
-    **_OURS,
-    "rounding": "weighted",
+# Finer codes that need a second pass over some images. For `embedding`: features are compared with each other directly, so
+# every part of them counts, not just the best class.
+_FINE: dict[str, Any] = {
     "levels": "curve",
     "keys": "leveled",
     "scores": "attended",
@@ -181,9 +182,14 @@ _LOW: dict[str, Any] = {
     "levels": "curve",
     "keys": "leveled",
     "scores": "attended",
+    "gelu_floor": 0.0,  # scales of GELU outputs are searched
 }
 _LOW_SITES = {**_OURS["sites"], "scores": SiteRule(bits=8)}
-WEIGHT_GROUP = 16  # weights per shared exponent in recipes with 4-bit weights
+# With 4-bit weights and 8-bit activations: learned weights, and the finer activations of `embedding`.
+_W4: dict[str, Any] = {"rounding": "reconstructed", "ranges": "least-error", **_FINE}
+# Weights per shared exponent, in recipes with 4-bit weights. With 8-bit activations, most of the error is that of the weights.
+WEIGHT_GROUP = 16
+WEIGHT_GROUP_A8 = 8
 
 # Hardware with symmetric int8 and 16-bit multipliers. No codes are wider than 8 bits, so the residual stream needs PTF.
 _NPU: dict[str, Any] = {"symmetric": True, "mult": "short"}
@@ -191,9 +197,9 @@ _NPU: dict[str, Any] = {"symmetric": True, "mult": "short"}
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe(name="fqvit", **_OURS),
+        Recipe(name="fqvit", **_DEFAULT),
         Recipe(name="w6a6", weight_bits=6, activation_bits=6, **{**_OURS, **_LOW, "sites": _LOW_SITES}),
-        Recipe(name="w4", weight_bits=4, weight_group=WEIGHT_GROUP, rounding="compensated", **_OURS),
+        Recipe(name="w4", weight_bits=4, weight_group=WEIGHT_GROUP_A8, **_OURS, **_W4),
         Recipe(
             name="w4a4",
             weight_bits=4,
@@ -201,10 +207,10 @@ RECIPES = {
             weight_group=WEIGHT_GROUP,
             **{**_OURS, **_LOW, "sites": _LOW_SITES},
         ),
-        Recipe(name="fast", weight_bits=7, **_OURS),
-        Recipe(name="embedding", **_EMBEDDING),
-        Recipe(name="npu", attention="relative", channels=True, k=4, **_NPU),
-        Recipe(name="auto", weight_group=16, rounding="compensated", widths=(4, 6), max_loss=0.5, **_OURS),
+        Recipe(name="fast", weight_bits=7, **_DEFAULT),
+        Recipe(name="embedding", rounding="weighted", **_OURS, **_FINE),
+        Recipe(name="npu", attention="relative", levels="curve", channels=True, k=4, gelu_floor=0.9, **_NPU),
+        Recipe(name="auto", weight_group=WEIGHT_GROUP, rounding="compensated", widths=(4, 6), max_loss=0.5, **_DEFAULT),
         Recipe(name="fq-vit"),
         Recipe(name="fq-vit-8", attention="uniform", attention_bits=8),
         Recipe(
@@ -342,8 +348,8 @@ def with_methods(recipe: Recipe) -> Recipe:
     """
     if recipe.name not in ADAPTED or min(recipe.weight_bits, recipe.activation_bits) == 8:
         return recipe
-    group = WEIGHT_GROUP if recipe.weight_bits <= 4 else 0
+    group = 0 if recipe.weight_bits > 4 else WEIGHT_GROUP if recipe.activation_bits < 8 else WEIGHT_GROUP_A8
     if recipe.activation_bits == 8:
-        rounding = "compensated" if recipe.rounding == "nearest" else recipe.rounding
-        return msgspec.structs.replace(recipe, rounding=rounding, weight_group=group)
+        methods = _W4 if recipe.rounding == "nearest" else {}
+        return msgspec.structs.replace(recipe, weight_group=group, **methods)
     return msgspec.structs.replace(recipe, weight_group=group, sites={**_LOW_SITES, **recipe.sites}, **_LOW)

@@ -26,7 +26,7 @@ from fqvit.quant.weights import QuantizedLinear, fits_groups
 from tests.factories import calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
 
-W4 = RECIPES["w4"]
+W4 = msgspec.structs.replace(RECIPES["fqvit"], name="w4", weight_bits=4, weight_group=16, rounding="compensated")
 
 
 def correlated(seed: int, size: int, rows: int = 400) -> Tensor:

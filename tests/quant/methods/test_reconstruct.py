@@ -22,12 +22,13 @@ from fqvit.runtime.reference import Reference
 from tests.factories import calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
 
-LOW = ("w6a6", "w4a4")
+LOW = ("w6a6", "w4", "w4a4")
 
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS", 40)
+    monkeypatch.setattr(module, "WEIGHT_STEPS", 40)
 
 
 def divergence(model, calibration: Calibration, images) -> float:  # type: ignore[no-untyped-def]

@@ -35,6 +35,7 @@ from fqvit.quant.weights import bits_and_group, short_output_scales
 from fqvit.system.progress import Progress
 
 STEPS = 60  # steps of Adam per segment
+WEIGHT_STEPS = 120  # if no scales of sites are learned: steps are cheaper, and all of the error is that of the weights
 TOKENS = 512  # tokens per step, for segments that treat tokens alike
 IMAGES_PER_STEP = 4  # for other segments
 IMPORTANCE_IMAGES = 48
@@ -108,9 +109,10 @@ class Reconstruction(Compensation):
             return sites[node.name].apply(y) if node.name in sites else y
 
         losses = []
-        for step in range(STEPS):
+        steps = STEPS if sites else WEIGHT_STEPS
+        for step in range(steps):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / STEPS)) * min(1.0, (step + 1) / WARMUP)
+                group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps)) * min(1.0, (step + 1) / WARMUP)
             x, target, weight = examples.draw(self.random)
             with torch.enable_grad():
                 loss = ((segment.run(x, call, visit) - target).square() * weight).mean()
@@ -118,7 +120,7 @@ class Reconstruction(Compensation):
                 loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.item())
-        few = max(1, STEPS // 10)
+        few = max(1, steps // 10)
         self.errors[segment.end.name] = (float(np.mean(losses[:few])), float(np.mean(losses[-few:])))
         self._keep(segment, sites, linears)
 
