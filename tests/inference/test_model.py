@@ -13,6 +13,7 @@ from fqvit.data.images import UnreadableImage
 from fqvit.detect.fixed.detector import IntegerDetector
 from fqvit.errors import FqvitError
 from fqvit.inference.model import load
+from fqvit.inference.search import Neighbours
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 CLASSIFIER, TOKENS = GOLDEN / "fqvit_v1.fqvit", GOLDEN / "tokens_v1.fqvit"
@@ -168,3 +169,13 @@ def test_images_and_files_of_the_wrong_kind_are_rejected(wrong: object) -> None:
         load(CLASSIFIER).classify(wrong)  # type: ignore[call-overload]
     with pytest.raises(FqvitError, match="expected a .fqvit file, hf:ORG/NAME or a Program"):
         load(wrong)  # type: ignore[arg-type]
+
+
+def test_embeddings_and_neighbours_print_in_a_readable_form(tmp_path: Path) -> None:
+    found = load(TOKENS).embed(pictures(tmp_path, 2))
+    assert repr(found).startswith("Embeddings(tokens (u8 ") and " of 2 images, by " in repr(found)
+    ints = np.array([[3, 1]])
+    lines = repr(Neighbours(ints, ints * 2**22)).splitlines()
+    assert lines[0].split("  ")[0] == "query" and "3 (0.7500)" in lines[2] and "1 (0.2500)" in lines[2]
+    many = Neighbours(np.zeros((25, 1), np.int64), np.zeros((25, 1), np.int64))
+    assert repr(many).endswith("... and 5 more queries")

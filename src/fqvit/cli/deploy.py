@@ -86,11 +86,13 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="File with the API key that clients must send. Default: $FQVIT_API_KEY, if set."),
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="N", help="Most images that run together.")] = 8,
-    queue: Annotated[int, typer.Option(metavar="N", help="Most images that wait; more get status 429.")] = 256,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time of one request.")] = 30.0,
+    batch: Annotated[int, typer.Option(metavar="N", help="Maximum number of images per batch.")] = 8,
+    queue: Annotated[
+        int, typer.Option(metavar="N", help="Maximum number of waiting images; further requests get status 429.")
+    ] = 256,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Maximum time per request.")] = 30.0,
     max_body: Annotated[int, typer.Option(metavar="BYTES", help="Largest body of a request.")] = 20_000_000,
-    max_pixels: Annotated[int, typer.Option(metavar="N", help="Most pixels of one image.")] = 50_000_000,
+    max_pixels: Annotated[int, typer.Option(metavar="N", help="Maximum number of pixels per image.")] = 50_000_000,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -114,7 +116,8 @@ def card(
         str | None, typer.Option(metavar="NAME", help="Name of the data that was evaluated, such as imagenet-1k.")
     ] = None,
     base: Annotated[
-        str | None, typer.Option(metavar="ORG/NAME", help="Float model on the hub. Default: that of an hf: address.")
+        str | None,
+        typer.Option(metavar="ORG/NAME", help="Float model on the hub. Default: ORG/NAME if quantized from hf:ORG/NAME."),
     ] = None,
     licence: Annotated[
         str | None, typer.Option("--license", metavar="NAME", help="Licence of the weights, such as apache-2.0.")

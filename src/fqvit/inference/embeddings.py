@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,7 +43,7 @@ class Info:
     alpha: tuple[Annotated[int, msgspec.Meta(ge=0, le=255)], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Embeddings:
     """The outputs of a program for several images.
 
@@ -53,11 +53,16 @@ class Embeddings:
     """
 
     names: Sequence[str]
-    vectors: Mapping[str, Integers] = field(repr=False)
+    vectors: Mapping[str, Integers]
     info: Mapping[str, Info]
     model: str
     fingerprint: str
     source: str = ""
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(f"{each.name} ({each.dtype} {' x '.join(map(str, each.shape))})" for each in self.info.values())
+        count = "1 image" if len(self) == 1 else f"{len(self)} images"
+        return f"Embeddings({outputs} of {count}, by {self.model}, fingerprint {self.fingerprint[:12]})"
 
     def __len__(self) -> int:
         return len(self.names)

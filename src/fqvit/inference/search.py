@@ -20,6 +20,7 @@ from fqvit.errors import FqvitError
 from fqvit.inference.embeddings import SIGNS, Embeddings
 from fqvit.inference.products import ONE, Codes, Ints, Norms, Products, candidates, cosines, groups, norms
 from fqvit.ir.fixed import round_divide
+from fqvit.system.text import table
 
 MIDDLE = 1 << 15  # zero point of reduced i32 vectors
 POSITION_BITS = 37  # bits of the position in a sort key: cosine * 2^37 - position
@@ -43,12 +44,24 @@ class Described(Protocol):
 Output = TypeVar("Output", bound=Described)
 
 
-@dataclass(frozen=True)
+SHOWN = 20  # queries in a table of neighbours
+
+
+@dataclass(frozen=True, repr=False)
 class Neighbours:
     """The best rows of each query, best first. rows, scores: i64 [Q, k]; scores in units of 2^-24, so 2^24 is a cosine of 1."""
 
     rows: Ints
     scores: Ints
+
+    def __repr__(self) -> str:
+        """Return a table of rows and cosines, of at most SHOWN queries."""
+        lines = [
+            (str(query), *(f"{row} ({score / ONE:.4f})" for row, score in zip(rows, scores, strict=True)))
+            for query, (rows, scores) in enumerate(zip(self.rows[:SHOWN].tolist(), self.scores[:SHOWN].tolist(), strict=True))
+        ]
+        more = f"\n... and {len(self.rows) - SHOWN} more queries" if len(self.rows) > SHOWN else ""
+        return table(("query", *(f"row {rank} (cosine)" for rank in range(1, self.rows.shape[1] + 1))), lines) + more
 
 
 class Index:

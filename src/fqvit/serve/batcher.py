@@ -40,7 +40,7 @@ class Batcher(Generic[Item, Answer]):
         self._thread.start()
 
     async def submit(self, items: Sequence[Item]) -> list[Answer]:
-        """Return the answers to the items. Items of a caller that was cancelled are not run if they still wait."""
+        """Return the answers to the items. If the caller is cancelled, its items that are still waiting are not run."""
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Answer]] = [loop.create_future() for _ in items]
         with self._changed:
@@ -51,7 +51,7 @@ class Batcher(Generic[Item, Answer]):
         return await asyncio.gather(*futures)
 
     def close(self) -> None:
-        """Run what waits, then end the thread."""
+        """Run the waiting items, then end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -70,7 +70,7 @@ class Batcher(Generic[Item, Answer]):
             futures[0].get_loop().call_soon_threadsafe(_settle, futures, answers)
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
-        """Wait for items and return them; none at the end."""
+        """Wait for items and return them. Return an empty list once the batcher is closed and no items are left."""
         with self._changed:
             while True:
                 taken: list[tuple[Item, asyncio.Future[Answer]]] = []
