@@ -173,16 +173,19 @@ def log_sqrt2(bits: int, scale: float) -> QParams:
     return QParams(bits, np.array([scale]), np.zeros(1, np.int64), log2=True, zero_code=True, octave=2)
 
 
-def relative(bits: int, tokens: int, levels: Literal["powers", "curve"] = "powers") -> QParams:
+def relative(bits: int, tokens: int, levels: Literal["powers", "curve", "curve-below-8"] = "powers") -> QParams:
     """Return codes for attention relative to the largest value of its row.
 
     Levels as shares of the largest:
     powers: 1, 1/2, 1/4, ... and 0; 4 bits also have the midpoints between the four largest, each a sum of two powers of two;
     with more than 4 bits the levels are evenly spaced;
-    curve: (u^2 + 4 u^4) / 5 for u = 1, ..., 0 in equal steps, which has less error where attention is spread over many tokens.
+    curve: (u^2 + 4 u^4) / 5 for u = 1, ..., 0 in equal steps, which has less error where attention is spread over many tokens;
+    curve-below-8: evenly spaced with 8 bits, otherwise as curve.
     The largest level is 2^15, or less if a weighted sum of `tokens` 8-bit values could exceed 31 bits.
     """
     last = 2**bits - 1
+    if levels == "curve-below-8":
+        levels = "powers" if bits == 8 else "curve"
     if bits > 4 and levels == "powers":
         return QParams(bits, np.ones(1), np.zeros(1, np.int64), levels=tuple(range(last + 1)))
     top = 2 ** min(15, (2**31 // (255 * tokens)).bit_length() - 1)

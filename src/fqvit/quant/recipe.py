@@ -64,7 +64,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # uniform codes; relative: codes relative to the largest value of each row.
     attention: Literal["log2", "log2-wide", "uniform", "relative"] = "log2"
     # Weights of relative codes: powers of two and some midpoints (evenly spaced above 4 bits), or spaced along a smooth curve.
-    levels: Literal["powers", "curve"] = "powers"
+    # "curve-below-8": along the curve with up to 7 bits; evenly spaced with 8, which is faster and fits QDQ runtimes.
+    levels: Literal["powers", "curve", "curve-below-8"] = "powers"
     # Keys as the model computes them, or minus one constant per channel, which does not change attention: the mean key of one
     # image (centering.py), or the constants for which the largest scores of all rows are nearly equal (leveling.py).
     keys: Literal["plain", "centered", "leveled"] = "plain"
@@ -162,7 +163,7 @@ _OURS: dict[str, Any] = {
     "sites": {"residual": SiteRule(bits=16), "hidden": SiteRule(bits=10)},
 }
 # Finer codes of attention and GELU outputs that need no second pass over images.
-_DEFAULT: dict[str, Any] = {**_OURS, "levels": "curve", "gelu_floor": 0.9}
+_DEFAULT: dict[str, Any] = {**_OURS, "levels": "curve-below-8", "gelu_floor": 0.9}
 
 # Finer codes that need a second pass over some images. For `embedding`: features are compared with each other directly, so
 # every part of them counts, not just the best class.
@@ -192,7 +193,8 @@ WEIGHT_GROUP = 16
 WEIGHT_GROUP_A8 = 8
 
 # Hardware with symmetric int8 and 16-bit multipliers. No codes are wider than 8 bits, so the residual stream needs PTF.
-_NPU: dict[str, Any] = {"symmetric": True, "mult": "short"}
+# Codes of attention and GELU outputs are those that such hardware represents exactly.
+_NPU: dict[str, Any] = {"symmetric": True, "mult": "short", "levels": "powers", "gelu_floor": 0.0}
 
 RECIPES = {
     recipe.name: recipe
@@ -209,7 +211,7 @@ RECIPES = {
         ),
         Recipe(name="fast", weight_bits=7, **_DEFAULT),
         Recipe(name="embedding", rounding="weighted", **_OURS, **_FINE),
-        Recipe(name="npu", attention="relative", levels="curve", channels=True, k=4, gelu_floor=0.9, **_NPU),
+        Recipe(name="npu", attention="relative", channels=True, k=4, **_NPU),
         Recipe(name="auto", weight_group=WEIGHT_GROUP, rounding="compensated", widths=(4, 6), max_loss=0.5, **_DEFAULT),
         Recipe(name="fq-vit"),
         Recipe(name="fq-vit-8", attention="uniform", attention_bits=8),
