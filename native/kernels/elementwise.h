@@ -1,5 +1,5 @@
-// Kernels of multiply, rotary, depthwise, max and mean: functions on plain pointers, in one table per instruction set,
-// under the rules of kernels.h. elementwise_scalar.cpp is the readable version.
+// Kernels of multiply, rotary, depthwise, max, mean and add: functions on plain pointers, in one table per instruction
+// set, under the rules of kernels.h. elementwise_scalar.cpp is the readable version.
 #pragma once
 
 #include <cstdint>
@@ -63,6 +63,13 @@ struct Average {
     TensorRequantization requantization;
 };
 
+// acc[c] = (x[c] - zero[c]) * 2^alpha[c]
+struct Centering {
+    const std::int32_t* zero;
+    const std::int32_t* alpha;
+    bool wide_in;
+};
+
 struct ElementwiseKernels {
     void (*multiply)(const Product&, const void* a, const void* b, void* y, std::int64_t count);
     // One row of x. table: [period], the cosine in the low half of each entry, the sine in the high half.
@@ -73,6 +80,8 @@ struct ElementwiseKernels {
     void (*max)(const Rows&, const void* x, void* y, std::int64_t count);
     // y[c] = the requantized mean over rows, for `count` channels. channel: the first channel, at which x and y start.
     void (*mean)(const Average&, const void* x, void* y, std::int64_t channel, std::int64_t count);
+    // One row of x.
+    void (*center)(const Centering&, const void* x, std::int32_t* acc, std::int64_t channels);
 };
 
 extern const ElementwiseKernels elementwise_scalar;

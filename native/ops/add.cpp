@@ -80,17 +80,6 @@ namespace {
 
 constexpr std::int64_t STAGED_ROWS = 8;  // rows of accumulators that are in the cache when the epilogue reads them
 
-// acc = (x - zero) * 2^alpha for rows of codes.
-template <class T>
-void stage(const T* x, std::int64_t rows, std::int64_t channels, const std::int32_t* zero, const std::int32_t* alpha,
-           std::int32_t* acc) {
-    for (std::int64_t r = 0; r < rows; ++r, x += channels, acc += channels) {
-        for (std::int64_t c = 0; c < channels; ++c) {
-            acc[c] = (static_cast<std::int32_t>(x[c]) - zero[c]) * (std::int32_t{1} << alpha[c]);
-        }
-    }
-}
-
 }  // namespace
 
 std::size_t Add::scratch() const {
@@ -101,18 +90,16 @@ void Add::run_staged(Frame frame, std::int64_t begin, std::int64_t end, std::uin
     const std::int64_t channels = value.channels();
     const auto staged_input = static_cast<std::size_t>(staged_term_);
     const Term &term = terms_[staged_input], &other = terms_[1 - staged_input];
-    const std::uint8_t* codes = frame[inputs[staged_input]];
+    const Codes codes{frame[inputs[staged_input]], term.dtype == DType::u16};
+    const Centering centering = {term.zero.data(), term.alpha.data(), codes.wide};
     Epilogue e = epilogue;
-    view(e, other.count == value.count() ? frame[inputs[1 - staged_input]] : codes);
+    view(e, other.count == value.count() ? frame[inputs[1 - staged_input]] : codes.data);
     e.bias = no_bias_.data();
     auto* acc = reinterpret_cast<std::int32_t*>(scratch);
     for (std::int64_t r = begin; r < end; r += STAGED_ROWS) {
         const std::int64_t rows = std::min(STAGED_ROWS, end - r);
-        if (term.dtype == DType::u8) {
-            stage(codes + r * channels, rows, channels, term.zero.data(), term.alpha.data(), acc);
-        } else {
-            const auto* wide = reinterpret_cast<const std::uint16_t*>(codes) + r * channels;
-            stage(wide, rows, channels, term.zero.data(), term.alpha.data(), acc);
+        for (std::int64_t i = 0; i < rows; ++i) {
+            kernels_->elementwise->center(centering, codes.at((r + i) * channels), acc + i * channels, channels);
         }
         const int columns = static_cast<int>(channels);
         kernels_->epilogue(e, {acc, static_cast<int>(rows), columns, columns, r, 0, channels}, frame[output]);

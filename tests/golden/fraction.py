@@ -1,4 +1,4 @@
-"""Build a small program from random weights. As for long rows, the quotients of its norms have fewer than 24 fraction bits."""
+"""Build a small random program whose norms, like those of long rows, have quotients with fewer than 24 fraction bits."""
 
 from __future__ import annotations
 

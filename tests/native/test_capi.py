@@ -214,7 +214,7 @@ def test_errors_are_one_line_of_utf8_whatever_a_path_contains(api: Api) -> None:
         text = api.error()  # decodes as UTF-8
         assert len(text.splitlines()) == 1 and text.isprintable() and text.endswith(".") and ": " in text
     assert api.lib.fqvit_model_load(b"a\nb\x1b[1m\xff\xc2\x85\xe2\x80\xa8c", None, capi.byref(handle)) == capi.FILE
-    assert api.error().startswith("a b [1m\ufffd  c: no such file. Check the path, ")
+    assert api.error().startswith("a b [1m\ufffd  c: no such file. Check the path")
 
 
 def test_an_error_that_is_longer_than_the_buffer_is_cut_between_characters(api: Api) -> None:

@@ -45,7 +45,7 @@ def test_weights_are_symmetric_codes_with_one_scale_per_output(seed: int, bits: 
 
 @few
 @given(st.integers(0, 2**32 - 1), st.integers(2, 8))
-def test_halves_maps_the_largest_weight_half_a_code_beyond_the_last(seed: int, bits: int) -> None:
+def test_with_halves_the_largest_weight_maps_to_half_a_code_beyond_the_last(seed: int, bits: int) -> None:
     weight = np.random.default_rng(seed).normal(size=(5, 9))
     q = quantize_linear(weight, None, np.ones(1), bits, halves=True)
     np.testing.assert_allclose(q.scale, np.abs(weight).max(1) / (2 ** (bits - 1) - 0.5))

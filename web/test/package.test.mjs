@@ -118,7 +118,7 @@ test("calls run one after the other, and calls to a closed model are rejected", 
   await rejected(model.classify(image), /tiny_v1\.fqvit: the model was closed/);
 });
 
-test("wrong files are rejected by name before a worker starts", async () => {
+test("wrong files are rejected before a worker starts, and the message names the file", async () => {
   await rejected(load(join(ROOT, "README.md")), /README\.md: not a \.fqvit file/);
   await rejected(load(join(FIXTURES, "rgb.png")), /rgb\.png: not a \.fqvit file/);
   await rejected(load(join(FIXTURES, "none.fqvit")), /none\.fqvit: cannot be read \(ENOENT\)/);
@@ -197,7 +197,7 @@ test("a call that takes too long is stopped with a message", async () => {
   await rejected(load(TINY, { limits: { loadTime: 0 } }), /tiny_v1\.fqvit: loading took longer than 0 ms/);
 });
 
-test("damaged and huge PNG files are rejected by name", async () => {
+test("damaged and huge PNG files are rejected, and the message names the file", async () => {
   const bytes = readFileSync(join(FIXTURES, "rgb.png"));
   await rejected(decodePng(bytes.subarray(0, 100), "cut.png"), /cut\.png: cannot be decoded \(.*truncated/);
   const flipped = Buffer.from(bytes);

@@ -1,11 +1,15 @@
-// One head of attention with AVX2, six rows at a time, so that scores and weights stay in the L1 cache.
+// One head of attention with AVX2, eleven rows at a time, so that scores and weights stay in the L1 cache.
 //     scores = requantize(Q K^T + bias)   weights = softmax(scores)   y = requantize(weights V)
 //
-// Both products multiply i16 x i16 with vpmaddwd. This is exact because codes minus their zero point need 9 bits,
-// weights need 16, and the ops prove that every sum fits in i32. Keys and values are packed once per head, in panels of
-// 16 columns that store pairs of adjacent elements along the reduction.
+// The scores are computed by the micro-kernel of gemm_avx2.cpp, which multiplies u8 by i8. Packing subtracts 128 from
+// the keys, and the products are corrected by terms per row and per column:
+//     sum (q - q_zero) * (k - k_zero) = sum q * (k - 128) + (128 - k_zero) * sum q - q_zero * sum (k - k_zero)
+// Packing also arranges the keys so that no sum in i16 can saturate, see KeyPanels.
 //
-// Tile: 6 rows x 16 columns. 12 accumulators, 2 vectors of keys or values, 2 temporaries: all 16 registers.
+// The second product multiplies i16 x i16 with vpmaddwd. This is exact because values minus their zero point need 9
+// bits, weights need 16, and the ops prove that every sum fits in i32. Values are packed once per head, in panels of 16
+// columns that store pairs of adjacent tokens. Tile: 6 rows x 16 columns. 12 accumulators, 2 vectors of values, 2
+// temporaries: all 16 registers.
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include "kernels/avx2/attention_avx2.h"
@@ -17,43 +21,50 @@
 #include "core/aligned.h"
 #include "core/fixed.h"
 #include "kernels/avx2/avx2.h"
+#include "kernels/avx2/quads_avx2.h"
 #include "kernels/avx2/softmax_avx2.h"
+#include "kernels/gemm.h"
 
 namespace fqvit {
 namespace {
 
 using namespace avx2;
 
-constexpr int ROWS = 6, COLUMNS = 16;
+constexpr int ROWS = TILE_ROWS, COLUMNS = 16, VALUE_ROWS = 6;
 constexpr std::int64_t MAX_WIDTH = 1024, MAX_TOKENS = 4096;
-// Bytes between rows of queries, weights and scores. Constants, so that instructions hold row offsets as immediates.
-// Not powers of two, so that rows fall into different cache sets.
-constexpr int Q_STRIDE = (MAX_WIDTH + 16) * 2;
+constexpr int MAX_CANDIDATES = 4;  // quads that are tried as partners of a quad of keys
+// Bytes between rows of weights and scores. Constants, so that instructions hold row offsets as immediates. Not powers
+// of two, so that rows fall into different cache sets.
 constexpr int W_STRIDE = (MAX_TOKENS + 48) * 2;
 constexpr std::int64_t S_STRIDE = MAX_TOKENS + 32;
 
 // Offsets in the scratch memory.
 struct Layout {
-    std::size_t keys, values, queries, scores, weights, tile, regions, end;
+    std::size_t keys, key_offsets, key_blocks, key_terms, values, queries, scores, weights, tile, regions, end;
 
     explicit Layout(const Attention& head) {
         std::size_t at = 0;
         const auto reserve = [&](std::int64_t bytes) {
             return std::exchange(at, at + static_cast<std::size_t>(round_up(bytes, 64)));
         };
-        keys = reserve(round_up(head.tokens, COLUMNS) * round_up(head.width, 16) * 2);
+        const std::int64_t tokens = round_up(head.tokens, COLUMNS), quads = (head.width + 3) / 4;
+        // Every quad may be split into two.
+        keys = reserve(tokens * quads * 2 * 4);
+        key_offsets = reserve(tokens / TILE_COLUMNS * quads * 2 * static_cast<std::int64_t>(sizeof(std::uint16_t)));
+        key_blocks = reserve(tokens / TILE_COLUMNS * static_cast<std::int64_t>(sizeof(KBlock)));
+        key_terms = reserve(tokens * 4);
         values = reserve(round_up(head.value_width, COLUMNS) * round_up(head.tokens, 2) * 2);
-        queries = reserve(ROWS * Q_STRIDE);
+        queries = reserve(quads * QUAD);
         scores = reserve(ROWS * S_STRIDE);
         weights = reserve(ROWS * W_STRIDE);
-        tile = reserve(ROWS * COLUMNS * 4);
+        tile = reserve(2 * ROWS * TILE_COLUMNS * 4);
         regions = reserve(S_STRIDE);
         end = at;
     }
 };
 
-// Adds the products of one pair of row r with the pairs of 16 columns. stride: bytes between rows of a.
-template <int r, int stride>
+// Adds the products of one pair of row r with the pairs of 16 columns.
+template <int r>
 FQVIT_INLINE void add_pair(__m256i& left, __m256i& right, const std::uint8_t* a, __m256i b_left, __m256i b_right) {
     __m256i t, u;
     asm volatile(
@@ -63,36 +74,35 @@ FQVIT_INLINE void add_pair(__m256i& left, __m256i& right, const std::uint8_t* a,
         "vpaddd %[u], %[l], %[l]\n\t"
         "vpaddd %[t], %[r], %[r]"
         : [l] "+x"(left), [r] "+x"(right), [t] "=&x"(t), [u] "=&x"(u)
-        : [a] "r"(a), [o] "i"(stride * r), [bl] "x"(b_left), [br] "x"(b_right), "m"(asm_input<stride * r + 4>(a)));
+        : [a] "r"(a), [o] "i"(W_STRIDE * r), [bl] "x"(b_left), [br] "x"(b_right), "m"(asm_input<W_STRIDE * r + 4>(a)));
 }
 
 // The micro-kernel: out[r][c] = sum over pairs of a[r] b[c]. b: i16 [pairs][16][2]
-template <int stride, int... r>
+template <int... r>
 FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::uint8_t* a, const std::int16_t* b,
                                 std::int64_t pairs, std::int32_t* out) {
     __m256i left[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
     __m256i right[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
     for (; pairs > 0; --pairs, a += 4, b += 2 * COLUMNS) {
         const __m256i b_left = load(b), b_right = load(b + COLUMNS);
-        (add_pair<r, stride>(left[r], right[r], a, b_left, b_right), ...);
+        (add_pair<r>(left[r], right[r], a, b_left, b_right), ...);
     }
     ((store(out + COLUMNS * r, left[r]), store(out + COLUMNS * r + 8, right[r])), ...);
 }
 
-template <int stride, int rows>
-FQVIT_AVX2 void multiply_tile(const std::uint8_t* a, const std::int16_t* b, std::int64_t pairs, std::int32_t* out) {
-    multiply_rows<stride>(std::make_integer_sequence<int, rows>(), a, b, pairs, out);
+template <int rows>
+FQVIT_AVX2 void multiply_values(const std::uint8_t* a, const std::int16_t* b, std::int64_t pairs, std::int32_t* out) {
+    multiply_rows(std::make_integer_sequence<int, rows>(), a, b, pairs, out);
 }
 
-using MicroKernel = void (*)(const std::uint8_t*, const std::int16_t*, std::int64_t, std::int32_t*);
-template <int stride>
-constexpr MicroKernel BY_ROWS[ROWS + 1] = {nullptr,
-                                           multiply_tile<stride, 1>,
-                                           multiply_tile<stride, 2>,
-                                           multiply_tile<stride, 3>,
-                                           multiply_tile<stride, 4>,
-                                           multiply_tile<stride, 5>,
-                                           multiply_tile<stride, 6>};
+using ValueKernel = void (*)(const std::uint8_t*, const std::int16_t*, std::int64_t, std::int32_t*);
+constexpr ValueKernel MULTIPLY_VALUES[VALUE_ROWS + 1] = {nullptr,
+                                                         multiply_values<1>,
+                                                         multiply_values<2>,
+                                                         multiply_values<3>,
+                                                         multiply_values<4>,
+                                                         multiply_values<5>,
+                                                         multiply_values<6>};
 
 // Loads 16 codes and subtracts the zero point, as i16. Reads only `count` bytes if that is less than 16.
 FQVIT_INLINE __m256i load_centered(const std::uint8_t* p, std::int64_t count, __m256i zero) {
@@ -107,49 +117,83 @@ FQVIT_INLINE __m256i load_centered(const std::uint8_t* p, std::int64_t count, __
     return _mm256_sub_epi16(_mm256_cvtepu8_epi16(codes), zero);
 }
 
-// Sets all but the first `count` words to 0.
-FQVIT_INLINE __m256i mask_words(__m256i v, std::int64_t count) {
-    if (count >= 16) return v;
-    const __m256i indices = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm256_and_si256(v, _mm256_cmpgt_epi16(_mm256_set1_epi16(static_cast<short>(count)), indices));
+// K - 128 as weights of the micro-kernel, in panels of 8 tokens.
+struct KeyPanels {
+    std::int8_t* weights;
+    std::uint16_t* offsets;
+    KBlock* blocks;       // one per panel
+    std::int32_t* terms;  // of each token: -q_zero * sum (k - k_zero)
+};
+
+// Loads 32 codes. Codes past `count` are replaced by 128, which is 0 after packing.
+FQVIT_INLINE __m256i load_keys(const std::uint8_t* p, std::int64_t count) {
+    if (count >= 32) return load(p);
+    alignas(32) std::uint8_t copy[32];
+    std::memset(copy, 128, sizeof copy);
+    if (count > 0) std::memcpy(copy, p, static_cast<std::size_t>(count));
+    return load(copy);
 }
 
-// 8 rows of 8 pairs -> 8 pairs of 8 rows. A pair is 32 bits.
-FQVIT_INLINE void transpose(__m256i (&m)[8]) {
-    __m256i t[8], u[8];
-    for (int i = 0; i < 4; ++i) {
-        t[2 * i] = _mm256_unpacklo_epi32(m[2 * i], m[2 * i + 1]);
-        t[2 * i + 1] = _mm256_unpackhi_epi32(m[2 * i], m[2 * i + 1]);
-    }
-    for (int i = 0; i < 2; ++i) {
-        u[4 * i] = _mm256_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        u[4 * i + 1] = _mm256_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        u[4 * i + 2] = _mm256_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        u[4 * i + 3] = _mm256_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        m[i] = _mm256_permute2x128_si256(u[i], u[i + 4], 0x20);
-        m[i + 4] = _mm256_permute2x128_si256(u[i], u[i + 4], 0x31);
-    }
-}
-
-// Packs K as i16 [T / 16][D / 2][16][2], padded with zeros.
-FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, std::int16_t* out) {
-    const __m256i zero = _mm256_set1_epi16(static_cast<short>(head.k_zero));
-    const std::int64_t pairs = round_up(head.width, 16) / 2;
-    for (std::int64_t t = 0; t < round_up(head.tokens, COLUMNS); t += 8) {
-        std::int16_t* panel = out + t / COLUMNS * pairs * 2 * COLUMNS + t % COLUMNS * 2;
-        for (std::int64_t c = 0; c < head.width; c += 16) {
-            __m256i rows[8];
-            for (int i = 0; i < 8; ++i) {
-                const std::int64_t count = std::min<std::int64_t>(16, head.width - c);
-                rows[i] = t + i < head.tokens
-                              ? mask_words(load_centered(k + (t + i) * head.k_stride + c, count, zero), count)
-                              : _mm256_setzero_si256();
-            }
-            transpose(rows);
-            for (int i = 0; i < 8; ++i) store(panel + (c / 2 + i) * 2 * COLUMNS, rows[i]);
+// Packs the quads of one panel. Quads that meet the limit together with one of the quads before them form a double.
+FQVIT_AVX2 void pack_key_quads(const __m256i* quads, int count, KBlock& block, const KeyPanels& to) {
+    std::int8_t* weights = to.weights + block.weights;
+    std::uint16_t* offsets = to.offsets + block.offsets;
+    const auto emit = [&](__m256i w, int quad) FQVIT_AVX2 {
+        store(weights, w), weights += sizeof w;
+        *offsets++ = static_cast<std::uint16_t>(quad * QUAD + IN_ORDER);
+    };
+    int waiting[MAX_WIDTH / 4], waits = 0;
+    __m256i sums[MAX_WIDTH / 4];
+    for (int quad = 0; quad < count; ++quad) {
+        sums[quad] = lane_sums(quads[quad]);
+        int i = waits - 1;
+        while (i >= 0 && i >= waits - MAX_CANDIDATES && !within_limit(_mm256_adds_epu8(sums[waiting[i]], sums[quad]))) {
+            --i;
         }
+        if (i >= 0 && i >= waits - MAX_CANDIDATES) {
+            emit(quads[waiting[i]], waiting[i]);
+            emit(quads[quad], quad);
+            ++block.doubles;
+            waiting[i] = waiting[--waits];
+        } else {
+            waiting[waits++] = quad;
+        }
+    }
+    for (int i = 0; i < waits; ++i) {
+        __m256i w = quads[waiting[i]];
+        if (!within_limit(sums[waiting[i]])) {
+            emit(clip_to_limit(w), waiting[i]);
+            ++block.singles;
+        }
+        emit(w, waiting[i]);
+        ++block.singles;
+    }
+}
+
+FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, const KeyPanels& to) {
+    const auto width = static_cast<std::int32_t>(head.width);
+    const int count = (width + 3) / 4;
+    const __m256i flip = _mm256_set1_epi8(-128), ones = _mm256_set1_epi8(1), pairs = _mm256_set1_epi16(1);
+    const __m256i shift = _mm256_set1_epi32(width * (128 - head.k_zero)), q_zero = _mm256_set1_epi32(-head.q_zero);
+    __m256i quads[MAX_WIDTH / 4 + 8];
+    for (std::int64_t t = 0; t < round_up(head.tokens, COLUMNS); t += TILE_COLUMNS) {
+        __m256i sum = _mm256_setzero_si256();
+        for (int c = 0; c < width; c += 32) {
+            __m256i m[8];
+            for (int i = 0; i < 8; ++i) {
+                m[i] = load_keys(k + (t + i) * head.k_stride + c, t + i < head.tokens ? width - c : 0);
+            }
+            transpose(m);
+            for (int i = 0; i < 8; ++i) {
+                const __m256i w = _mm256_xor_si256(m[i], flip);
+                quads[c / 4 + i] = w;
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(ones, w), pairs));
+            }
+        }
+        store(to.terms + t, _mm256_mullo_epi32(_mm256_add_epi32(sum, shift), q_zero));
+        const auto panel = static_cast<std::size_t>(t / TILE_COLUMNS), entries = static_cast<std::size_t>(2 * count);
+        to.blocks[panel] = {0, 0, panel * entries, panel * entries * sizeof(__m256i)};
+        pack_key_quads(quads, count, to.blocks[panel], to);
     }
 }
 
@@ -183,17 +227,37 @@ bool raise_shift(std::int64_t& mult, int& shift) {
     return shift >= 32;
 }
 
+// Returns the sum of `count` codes.
+FQVIT_INLINE std::int32_t sum_codes(const std::uint8_t* p, std::int64_t count) {
+    __m256i sums = _mm256_setzero_si256();
+    std::int64_t i = 0;
+    for (; i + 32 <= count; i += 32)
+        sums = _mm256_add_epi64(sums, _mm256_sad_epu8(load(p + i), _mm256_setzero_si256()));
+    const __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    std::int32_t total = _mm_cvtsi128_si32(half) + _mm_extract_epi32(half, 2);
+    for (; i < count; ++i) total += p[i];
+    return total;
+}
+
 // Computes the score codes of `rows` queries against all keys, and writes 32 zeros after each row.
+// queries: packed   row_terms: (128 - k_zero) * sum q of each query
 FQVIT_AVX2 void compute_scores(const Attention& head, const RequantizeHigh& requantize_high,
-                               const std::uint8_t* queries, const std::int16_t* keys, int rows,
-                               const std::int32_t* bias, std::uint8_t* scores, std::int32_t* tile) {
+                               const std::uint8_t* queries, const std::int32_t* row_terms, const KeyPanels& keys,
+                               int rows, const std::int32_t* bias, std::uint8_t* scores, std::int32_t* tile) {
     const __m256i zero = _mm256_set1_epi32(head.score_zero);
     const __m128i last = _mm_set1_epi8(static_cast<char>(head.score_last));
-    const std::int64_t pairs = round_up(head.width, 16) / 2;
-    for (std::int64_t t = 0; t < head.tokens; t += COLUMNS, keys += pairs * 2 * COLUMNS) {
-        BY_ROWS<Q_STRIDE>[rows](queries, keys, (head.width + 1) / 2, tile);
+    const KBlock* block = keys.blocks;
+    for (std::int64_t t = 0; t < head.tokens; t += COLUMNS) {
+        for (int half = 0; half < 2; ++half, ++block) {
+            MULTIPLY_QUADS[rows](*block, queries, keys.offsets + block->offsets, keys.weights + block->weights, false,
+                                 rows, tile + half * ROWS * TILE_COLUMNS);
+        }
+        const __m256i left_terms = load(keys.terms + t), right_terms = load(keys.terms + t + 8);
         for (int r = 0; r < rows; ++r) {
-            __m256i left = load(tile + r * COLUMNS), right = load(tile + r * COLUMNS + 8);
+            const __m256i row_term = _mm256_set1_epi32(row_terms[r]);
+            __m256i left = _mm256_add_epi32(load(tile + r * TILE_COLUMNS), _mm256_add_epi32(left_terms, row_term));
+            __m256i right =
+                _mm256_add_epi32(load(tile + (ROWS + r) * TILE_COLUMNS), _mm256_add_epi32(right_terms, row_term));
             if (bias != nullptr) {
                 const std::int32_t* at = bias + r * round_up(head.tokens, COLUMNS) + t;
                 left = _mm256_add_epi32(left, load(at)), right = _mm256_add_epi32(right, load(at + 8));
@@ -220,7 +284,9 @@ FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, con
                                const std::uint8_t* v, const std::int32_t* bias, const std::uint8_t* region,
                                std::uint8_t* y, std::uint8_t* scratch) {
     const Layout at(head);
-    auto* keys = reinterpret_cast<std::int16_t*>(scratch + at.keys);
+    const KeyPanels keys = {
+        reinterpret_cast<std::int8_t*>(scratch + at.keys), reinterpret_cast<std::uint16_t*>(scratch + at.key_offsets),
+        reinterpret_cast<KBlock*>(scratch + at.key_blocks), reinterpret_cast<std::int32_t*>(scratch + at.key_terms)};
     auto* values = reinterpret_cast<std::int16_t*>(scratch + at.values);
     std::uint8_t *queries = scratch + at.queries, *scores = scratch + at.scores, *regions = scratch + at.regions;
     auto* weights = reinterpret_cast<std::int16_t*>(scratch + at.weights);
@@ -240,19 +306,18 @@ FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, con
     const RequantizeHigh to_scores = RequantizeHigh::per_tensor(score_mult, score_shift);
     CodeWeights code_weights(head);
     const bool by_code = has_vector_softmax(head, region);
-    const __m256i q_zero = _mm256_set1_epi16(static_cast<short>(head.q_zero)), y_zero = _mm256_set1_epi32(head.y_zero);
+    const __m256i y_zero = _mm256_set1_epi32(head.y_zero);
     const __m128i y_last = _mm_set1_epi8(static_cast<char>(head.y_last));
     const std::int64_t pairs = (head.tokens + 1) / 2;
     for (std::int64_t first = 0; first < head.queries; first += ROWS) {
         const int rows = static_cast<int>(std::min<std::int64_t>(ROWS, head.queries - first));
+        const std::uint8_t* q_rows = q + first * head.q_stride;
+        gemm_avx2()->pack_rows(q_rows, head.q_stride, rows, head.width, queries);
+        std::int32_t row_terms[ROWS];
         for (int r = 0; r < rows; ++r) {
-            auto* out = reinterpret_cast<std::int16_t*>(queries + r * Q_STRIDE);
-            for (std::int64_t c = 0; c < head.width; c += 16) {
-                const std::int64_t count = std::min<std::int64_t>(16, head.width - c);
-                store(out + c, mask_words(load_centered(q + (first + r) * head.q_stride + c, count, q_zero), count));
-            }
+            row_terms[r] = (128 - head.k_zero) * sum_codes(q_rows + r * head.q_stride, head.width);
         }
-        compute_scores(head, to_scores, queries, keys, rows,
+        compute_scores(head, to_scores, queries, row_terms, keys, rows,
                        bias == nullptr ? nullptr : bias + first * round_up(head.tokens, COLUMNS), scores, tile);
         RequantizeHigh requantize_high[ROWS];
         for (int r = 0; r < rows; ++r) {
@@ -278,10 +343,14 @@ FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, con
         }
         const std::int16_t* panel = values;
         for (std::int64_t c = 0; c < head.value_width; c += COLUMNS, panel += pairs * 2 * COLUMNS) {
-            BY_ROWS<W_STRIDE>[rows](reinterpret_cast<const std::uint8_t*>(weights), panel, pairs, tile);
             const std::int64_t count = std::min<std::int64_t>(16, head.value_width - c);
             for (int r = 0; r < rows; ++r) {
-                __m256i left = load(tile + r * COLUMNS), right = load(tile + r * COLUMNS + 8);
+                const int row = r % VALUE_ROWS;  // in the tile
+                if (row == 0) {
+                    const auto* tile_weights = reinterpret_cast<const std::uint8_t*>(weights) + r * W_STRIDE;
+                    MULTIPLY_VALUES[std::min(VALUE_ROWS, rows - r)](tile_weights, panel, pairs, tile);
+                }
+                __m256i left = load(tile + row * COLUMNS), right = load(tile + row * COLUMNS + 8);
                 if (head.sign < 0) {
                     left = _mm256_sub_epi32(_mm256_setzero_si256(), left);
                     right = _mm256_sub_epi32(_mm256_setzero_si256(), right);

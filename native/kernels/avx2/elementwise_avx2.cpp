@@ -1,4 +1,5 @@
-// Multiply, rotary, depthwise, max and mean with AVX2, 8 channels x i32 per vector. elementwise.h has the formulas.
+// Multiply, rotary, depthwise, max, mean and add with AVX2, 8 channels x i32 per vector. elementwise.h has the
+// formulas.
 //
 // Exact because the ops prove that every accumulator is below 2^31, and vpmuldq multiplies i32 to full 64-bit products.
 // The scalar kernels handle parameters that the vector code does not support. Elements past the last multiple of 8 are
@@ -200,9 +201,26 @@ FQVIT_AVX2 void mean(const Average& average, const void* x, void* y, std::int64_
     }
 }
 
+template <bool wide>
+FQVIT_AVX2 void center_vectors(const Centering& centering, const void* x, std::int32_t* acc, std::int64_t channels) {
+    for (std::int64_t c = 0;; c = c + LANES > channels - LANES ? channels - LANES : c + LANES) {
+        const __m256i centered = _mm256_sub_epi32(load_codes<wide>(x, c), load(centering.zero + c));
+        store(acc + c, _mm256_sllv_epi32(centered, load(centering.alpha + c)));
+        if (c + LANES == channels) return;
+    }
+}
+
+FQVIT_AVX2 void center(const Centering& centering, const void* x, std::int32_t* acc, std::int64_t channels) {
+    if (channels < LANES) {
+        elementwise_scalar.center(centering, x, acc, channels);
+    } else {
+        (centering.wide_in ? center_vectors<true> : center_vectors<false>)(centering, x, acc, channels);
+    }
+}
+
 }  // namespace
 
-constexpr ElementwiseKernels elementwise_avx2 = {multiply, rotary, depthwise, max, mean};
+constexpr ElementwiseKernels elementwise_avx2 = {multiply, rotary, depthwise, max, mean, center};
 
 }  // namespace fqvit
 

@@ -27,32 +27,23 @@
 
 #include "core/aligned.h"
 #include "kernels/avx2/avx2.h"
+#include "kernels/avx2/quads_avx2.h"
 
 namespace fqvit {
 namespace {
 
 using namespace avx2;
 
-constexpr int ROWS = 11, COLUMNS = 8;
-constexpr int CELL = 8;             // bytes of one quad of one row
-constexpr int QUAD = ROWS * CELL;   // bytes of one quad of all rows
+constexpr int ROWS = TILE_ROWS, COLUMNS = TILE_COLUMNS;
 constexpr int K_BLOCK = 192;        // quads; their cells fit in the L1 cache and their offsets in u16
-constexpr int LIMIT = 128;          // 255 * 128 < 2^15
 constexpr int MAX_CANDIDATES = 40;  // partners tried per quad
 constexpr int PREFETCH = 1024;      // prefetch distance, in bytes of weights
 static_assert(ROWS * COLUMNS <= MAX_TILE && K_BLOCK * QUAD <= 65536);
 
 constexpr int PAIRINGS = 4;
-constexpr int OFFSETS[PAIRINGS] = {0, 1, 3, 4};
+constexpr int OFFSETS[PAIRINGS] = {0, 1, 3, IN_ORDER};
 // The inputs at each offset of a cell. Lane 0 adds the products of the first two, lane 1 those of the last two.
 constexpr int ORDER[PAIRINGS][4] = {{0, 2, 1, 3}, {2, 1, 3, 0}, {3, 0, 1, 2}, {0, 1, 2, 3}};
-
-// One K-block of one panel: `doubles` pairs of offsets, then `singles` offsets.
-// The weights are in the same order, 32 bytes per quad.
-struct KBlock {
-    std::uint32_t doubles, singles;
-    std::size_t offsets, weights;  // first entry in offsets_ and weights_
-};
 
 // acc += two quads of row r. In assembly, because the order of instructions decides the speed and compilers spill
 // registers here.
@@ -86,10 +77,11 @@ FQVIT_INLINE void add_single(__m256i& acc, const std::uint8_t* a, __m256i wa, __
         : [a] "r"(a), [o] "i"(CELL * r), [wa] "x"(wa), [ones] "x"(ones), "m"(asm_input<CELL * r + 4>(a)));
 }
 
-// The micro-kernel. accumulate: start from the values in `out` instead of 0.
+// The micro-kernel. accumulate: start from the values in `out` instead of 0; rows: all or all but one are stored.
 template <int... r>
 FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const KBlock& k_block, const std::uint8_t* block,
-                                const std::uint16_t* o, const std::int8_t* w, bool accumulate, std::int32_t* out) {
+                                const std::uint16_t* o, const std::int8_t* w, bool accumulate, int rows,
+                                std::int32_t* out) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i acc[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
     if (accumulate) ((acc[r] = load(out + COLUMNS * r)), ...);
@@ -104,27 +96,24 @@ FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const KBlock& 
         const __m256i wa = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
         (add_single<r>(acc[r], block + o[0], wa, ones), ...);
     }
-    (_mm256_store_si256(reinterpret_cast<__m256i*>(out + COLUMNS * r), acc[r]), ...);
+    constexpr int LAST = sizeof...(r) - 1;
+    ((r < LAST || rows > LAST ? _mm256_store_si256(reinterpret_cast<__m256i*>(out + COLUMNS * r), acc[r]) : (void)0),
+     ...);
 }
 
-template <int rows>
+template <int most_rows>
 FQVIT_AVX2 void multiply_tile(const KBlock& k_block, const std::uint8_t* block, const std::uint16_t* offsets,
-                              const std::int8_t* weights, bool accumulate, std::int32_t* out) {
-    multiply_rows(std::make_integer_sequence<int, rows>(), k_block, block, offsets, weights, accumulate, out);
+                              const std::int8_t* weights, bool accumulate, int rows, std::int32_t* out) {
+    multiply_rows(std::make_integer_sequence<int, most_rows>(), k_block, block, offsets, weights, accumulate, rows,
+                  out);
 }
-
-using MicroKernel = void (*)(const KBlock&, const std::uint8_t*, const std::uint16_t*, const std::int8_t*, bool,
-                             std::int32_t*);
-constexpr MicroKernel BY_ROWS[ROWS + 1] = {nullptr,          multiply_tile<1>, multiply_tile<2>,  multiply_tile<3>,
-                                           multiply_tile<4>, multiply_tile<5>, multiply_tile<6>,  multiply_tile<7>,
-                                           multiply_tile<8>, multiply_tile<9>, multiply_tile<10>, multiply_tile<11>};
 
 // ---- packing ----
 
 // The weights of one quad for 8 outputs and, for each pairing, the sums of the weights in every lane.
 struct Quad {
     __m256i w;               // [8 outputs][4 inputs]
-    __m256i sums[PAIRINGS];  // bytes; per 128-bit half, 8 sums of positive weights, then 8 of |negative weights|
+    __m256i sums[PAIRINGS];  // lane_sums
     std::uint32_t size;      // sum of |w|; large quads look for a partner first
     std::uint16_t number;    // index in its K-block
     std::uint8_t fits;       // bit p: pairing p meets the limit
@@ -140,24 +129,14 @@ FQVIT_INLINE __m256i reordered(__m256i w, int pairing) {
     return _mm256_shuffle_epi8(w, _mm256_add_epi8(inputs, outputs));
 }
 
-FQVIT_INLINE bool within_limit(__m256i sums) {
-    const __m256i over = _mm256_subs_epu8(sums, _mm256_set1_epi8(static_cast<char>(LIMIT)));
-    return _mm256_testz_si256(over, over) != 0;
-}
-
 // Fills in sums, fits and size.
 FQVIT_INLINE void measure(Quad& quad) {
-    const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi8(1);
     quad.fits = 0;
     for (int pairing = 0; pairing < PAIRINGS; ++pairing) {
-        const __m256i w = reordered(quad.w, pairing);
-        const __m256i positive = _mm256_maddubs_epi16(ones, _mm256_max_epi8(w, zero));
-        const __m256i negative = _mm256_sub_epi16(zero, _mm256_maddubs_epi16(ones, _mm256_min_epi8(w, zero)));
-        // The sum of two weights is at most 256. vpackuswb saturates it to 255, which still exceeds the limit.
-        quad.sums[pairing] = _mm256_packus_epi16(positive, negative);
+        quad.sums[pairing] = lane_sums(reordered(quad.w, pairing));
         if (within_limit(quad.sums[pairing])) quad.fits |= static_cast<std::uint8_t>(1 << pairing);
     }
-    const __m256i sizes = _mm256_sad_epu8(_mm256_abs_epi8(quad.w), zero);
+    const __m256i sizes = _mm256_sad_epu8(_mm256_abs_epi8(quad.w), _mm256_setzero_si256());
     const __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sizes), _mm256_extracti128_si256(sizes, 1));
     quad.size = static_cast<std::uint32_t>(_mm_cvtsi128_si32(half) + _mm_extract_epi32(half, 2));
 }
@@ -178,20 +157,8 @@ FQVIT_INLINE bool match(const Quad& a, const Quad& b, int& pairing_a, int& pairi
 // Splits a quad that meets the limit in no pairing: clips it to the limit of the last pairing and returns the rest as
 // another quad.
 FQVIT_AVX2 Quad split(Quad& quad) {
-    alignas(32) std::int8_t w[COLUMNS][4], rest[COLUMNS][4] = {};
-    _mm256_store_si256(reinterpret_cast<__m256i*>(w), quad.w);
-    for (int c = 0; c < COLUMNS; ++c) {
-        for (int lane = 0; lane < 2; ++lane) {
-            const int a = w[c][2 * lane], b = w[c][2 * lane + 1], sum = a + b;
-            if ((a < 0) != (b < 0) || std::abs(sum) <= LIMIT) continue;
-            const int excess = sum > 0 ? sum - LIMIT : sum + LIMIT;
-            const int larger = 2 * lane + (std::abs(a) >= std::abs(b) ? 0 : 1);
-            w[c][larger] = static_cast<std::int8_t>(w[c][larger] - excess);
-            rest[c][larger] = static_cast<std::int8_t>(excess);
-        }
-    }
     Quad remainder = quad;
-    quad.w = load(w), remainder.w = load(rest);
+    remainder.w = clip_to_limit(quad.w);
     measure(quad);
     measure(remainder);
     return remainder;
@@ -225,8 +192,8 @@ public:
     void multiply_k_block(int k_block, std::int64_t panel, const std::uint8_t* block, int rows,
                           std::int32_t* acc) const override {
         const KBlock& one = list_[static_cast<std::size_t>(k_block) * panels_ + static_cast<std::size_t>(panel)];
-        BY_ROWS[rows](one, block + std::int64_t{k_block} * K_BLOCK * QUAD, offsets_.data() + one.offsets,
-                      weights_.data() + one.weights, k_block > 0, acc);
+        MULTIPLY_QUADS[rows](one, block + std::int64_t{k_block} * K_BLOCK * QUAD, offsets_.data() + one.offsets,
+                             weights_.data() + one.weights, k_block > 0, rows, acc);
     }
 
     std::size_t bytes() const override {
@@ -357,6 +324,12 @@ public:
 };
 
 }  // namespace
+
+// To keep the library small, not every number of rows has a kernel: 3 rows are computed as 4 rows of which the last one
+// is not stored, and so on.
+const MicroKernel avx2::MULTIPLY_QUADS[TILE_ROWS + 1] = {
+    nullptr,          multiply_tile<1>, multiply_tile<2>, multiply_tile<4>,  multiply_tile<4>,  multiply_tile<6>,
+    multiply_tile<6>, multiply_tile<8>, multiply_tile<8>, multiply_tile<10>, multiply_tile<10>, multiply_tile<11>};
 
 const Gemm* gemm_avx2() {
     static constexpr GemmAvx2 gemm;

@@ -205,9 +205,14 @@ void mean(const Average& average, const void* x, void* y, std::int64_t channel, 
     });
 }
 
+// Not vectorized: no model that was measured on AArch64 uses it.
+void center(const Centering& centering, const void* x, std::int32_t* acc, std::int64_t channels) {
+    elementwise_scalar.center(centering, x, acc, channels);
+}
+
 }  // namespace
 
-constexpr ElementwiseKernels elementwise_neon = {multiply, rotary, depthwise, max, mean};
+constexpr ElementwiseKernels elementwise_neon = {multiply, rotary, depthwise, max, mean, center};
 
 }  // namespace fqvit
 

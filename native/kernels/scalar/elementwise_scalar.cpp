@@ -73,8 +73,23 @@ void mean(const Average& average, const void* x, void* y, std::int64_t channel, 
     }
 }
 
+template <class T>
+void center_codes(const Centering& centering, const T* x, std::int32_t* acc, std::int64_t channels) {
+    for (std::int64_t c = 0; c < channels; ++c) {
+        acc[c] = (static_cast<std::int32_t>(x[c]) - centering.zero[c]) * (std::int32_t{1} << centering.alpha[c]);
+    }
+}
+
+void center(const Centering& centering, const void* x, std::int32_t* acc, std::int64_t channels) {
+    if (centering.wide_in) {
+        center_codes(centering, static_cast<const std::uint16_t*>(x), acc, channels);
+    } else {
+        center_codes(centering, static_cast<const std::uint8_t*>(x), acc, channels);
+    }
+}
+
 }  // namespace
 
-constexpr ElementwiseKernels elementwise_scalar = {multiply, rotary, depthwise, max, mean};
+constexpr ElementwiseKernels elementwise_scalar = {multiply, rotary, depthwise, max, mean, center};
 
 }  // namespace fqvit

@@ -25,7 +25,7 @@ SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 MAX_COORDINATE = 1e6  # pixels, largest magnitude
 MAX_PIXELS = 2**31 - 1  # per image; pycocotools counts them in 32 bits
 MAX_OUTLINE = 1e6  # pixels, all polygons of an annotation together; pycocotools stores five points per pixel: 40 MB
-OTHER_CATEGORIES = "Pass annotations of the detector's classes, or quantize with their ids as `categories` (--settings)."
+OTHER_CATEGORIES = "Pass annotations of the detector's classes, or quantize with this file's ids as `categories` (--settings)."
 
 
 class ImageRow(msgspec.Struct, frozen=True):

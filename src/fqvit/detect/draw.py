@@ -20,7 +20,7 @@ Colour = tuple[int, int, int]
 Area = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
-MIN_SIDE = 480  # pixels; an image whose longer side is shorter is enlarged by an integer factor so that labels fit
+MIN_SIDE = 480  # pixels; if the longer side of an image is below this, it is enlarged by an integer factor so that labels fit
 MASK_OPACITY = 0.45
 GOLDEN = 0.618033988749895  # golden ratio - 1: its multiples, modulo 1, are well separated hues for any number of categories
 

@@ -38,8 +38,8 @@ def load_model(
     weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. For a live module: the image size, or an example
     of its input; by default the module's own size.
     classes: class names, one per logit   size: height and width of the images, if not those of the checkpoint or module
-    processor: for a live module of transformers: its image processor, which has the preprocessing. By default, this is that of
-    the folder or the cached hub repository that the module was loaded from.
+    processor: for a live module of transformers: its image processor, which has the preprocessing. By default, the
+    preprocessing is read from the folder or the cached hub repository that the module was loaded from.
     settings: for checkpoints, if neither their name nor their config has them: heads (a number), pool ("token", "avg", ...),
     activation ("gelu", "gelu_tanh", "quick_gelu"), qkv_bias (True or False); features=True leaves out the classifier
     """

@@ -1,5 +1,6 @@
 """Handlers of convolutions, reductions and max pooling: gather windows, then apply a linear layer, mean or maximum.
 
+The text of a NotImplementedError is the second half of a sentence: read.py puts the name of the op in front of it.
 See also: resample.py (average pooling, interpolation).
 """
 

@@ -1,7 +1,7 @@
 """Map key names of released detector checkpoints to those of our modules, and back.
 
-Supported are mmdetection 2.x and 3.x ("mmdetection") and the first Swin detection release ("swin"). They differ in the key
-names of the backbone and in the channel order of patch merging. Batch norms are folded into the convolutions.
+The supported layouts are mmdetection 2.x and 3.x ("mmdetection") and the first Swin detection release ("swin"). They differ in
+the key names of the backbone and in the channel order of patch merging. Batch norms are folded into the convolutions.
 See also: detect/model/load.py (builds the model), keymaps.py (layouts of classifiers).
 """
 
