@@ -207,7 +207,7 @@ web/node_modules/.package-lock.json: web/package-lock.json
 build/wasm/fqvit-simd128.wasm:
 	$(MAKE) wasm
 
-# Build wheels for Linux, macOS and Windows in dist/ on a Linux machine, with Zig from PyPI (docs/how-to/build-wheels.md). Needs Python 3.12
+# Build wheels for Linux, x86-64 and AArch64, in dist/ on a Linux machine, with Zig from PyPI (docs/how-to/build-wheels.md). Needs Python 3.12
 # or later. PLATFORMS: some of them only, such as linux-aarch64.
 PYTHON312 ?= python3.12
 PLATFORMS ?=
