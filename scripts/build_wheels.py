@@ -111,7 +111,7 @@ def check(wheel: Path, platform: Platform) -> None:
         if (ROOT / "src" / PAGE).exists() and PAGE not in archive.namelist():
             sys.exit(f"{wheel.name}: {PAGE} is missing, expected the page that `make web` built.")
     shown = run(sys.executable, "-m", "auditwheel", "show", wheel)
-    if f'constrains the platform tag to "{platform.tag}"' not in " ".join(shown.split()):
+    if f'following platform tag: "{platform.tag}"' not in " ".join(shown.split()):
         sys.exit(f"{wheel.name}: does not fit {platform.tag}:\n{shown}")
 
 
