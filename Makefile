@@ -1,8 +1,8 @@
 # Targets for everybody:   demo, test, check, docs, clean
-# For developers:          lint, bench, detector, library, wasm, wasm-tests, web, pythons, oldest
+# For developers:          lint, bench, detector, library, wasm, wasm-tests, web, wheels, pythons, oldest
 # Robustness:              nightly = nightly-tests, sanitize, fuzz, fuzz-files, faults, soak, mutants, oldest
-# Most targets create .venv and install what they need there, once. pythons and oldest have environments of their own in build/; library
-# needs CMake and a C++ compiler.
+# Most targets create .venv and install what they need there, once. wheels, pythons and oldest have environments of their own in build/;
+# library needs CMake and a C++ compiler.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PARALLEL := -n auto --dist worksteal
 
 .PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-loader fuzz-readers fuzz-files fuzz-wasm faults soak \
-  mutants pythons oldest oracles library wasm wasm-tests web clean
+  mutants pythons oldest oracles library wasm wasm-tests web wheels clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -206,6 +206,18 @@ web/node_modules/.package-lock.json: web/package-lock.json
 
 build/wasm/fqvit-simd128.wasm:
 	$(MAKE) wasm
+
+# Build wheels for Linux, x86-64 and AArch64, in dist/ on a Linux machine, with Zig from PyPI (docs/how-to/build-wheels.md). Needs Python 3.12
+# or later. PLATFORMS: some of them only, such as linux-aarch64.
+PYTHON312 ?= python3.12
+PLATFORMS ?=
+wheels: build/wheels/.tools
+	build/wheels/venv/bin/python scripts/build_wheels.py $(PLATFORMS) -o dist
+
+build/wheels/.tools: native/wasm/requirements.txt
+	$(PYTHON312) -m venv build/wheels/venv
+	build/wheels/venv/bin/pip install -q --disable-pip-version-check -r $< 'scikit-build-core>=0.10' 'nanobind>=2.4' wheel auditwheel ninja
+	@touch $@
 
 # Build a wheel for each of PYTHONS and check the golden files with it.
 PYTHONS ?= python3.11 python3.12 python3.13
