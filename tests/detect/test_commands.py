@@ -318,7 +318,7 @@ def test_eval_reports_one_line_errors(tmp_path: Path) -> None:
     assert_rejected(evaluated(), "FILE.fqvit")
     assert_rejected(evaluated("shapes.fqvit", "--weights", "shapes.safetensors"), "either")
     assert_rejected(evaluated("--weights", "shapes.safetensors", "--backend", "native"), "--backend", "no backends")
-    assert_rejected(evaluated("shapes.fqvit", "--settings", "x.toml"), "--settings", "inside")
+    assert_rejected(evaluated("shapes.fqvit", "--settings", "x.toml"), "--settings", "contains its settings")
     assert_rejected(evaluated("shapes.fqvit", "--threads", 0), "--threads 0")
     assert_rejected(evaluated("shapes.fqvit", "--limit", 0), "limit: 0")
     assert_rejected(evaluated("shapes.fqvit", "-o", tmp_path), "is a folder")

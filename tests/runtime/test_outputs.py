@@ -127,7 +127,8 @@ def test_normalised_vectors_have_length_1(kind: str) -> None:
     assert program.header.others[0].scale == 1 / 32767
 
 
-@pytest.mark.parametrize("recipe", ["fqvit", "fq-vit", "w4", "fq-vit-original"])
+# Recipes that learn weights, such as w4, learn them for all outputs together.
+@pytest.mark.parametrize("recipe", ["fqvit", "fq-vit", "fast", "fq-vit-original"])
 @pytest.mark.parametrize("kind", ["vit", "padded swin", "classifier"])
 def test_the_bits_of_an_output_do_not_depend_on_the_other_outputs(kind: str, recipe: str) -> None:
     model, _, program = made(kind, recipe, ("logits", *OUTPUTS))

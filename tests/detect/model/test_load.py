@@ -168,7 +168,7 @@ def broken(**changes: Tensor | None) -> dict[str, Tensor]:
             {"backbone__stages__1__blocks__0__attn__w_msa__relative_position_bias_table": torch.zeros(24, 2)},
             "heads that divide 16",
         ),
-        ({"roi_head__bbox_head__shared_fcs__0__weight": torch.zeros(24, 100)}, r"expected 16 side\^2 inputs"),
+        ({"roi_head__bbox_head__shared_fcs__0__weight": torch.zeros(24, 100)}, r"expected 16 \* side\^2 inputs"),
         ({"neck__fpn_convs__0__bn__weight": torch.zeros(16)}, "lacks 'neck.fpn_convs.0.bn.bias'"),
         ({"roi_head__bbox_head__0__fc_cls__bias": torch.zeros(6)}, "under two names"),
     ],

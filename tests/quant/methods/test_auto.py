@@ -244,6 +244,6 @@ def test_the_progress_of_probing_counts_the_units(monkeypatch: pytest.MonkeyPatc
         return items
 
     calibration = calibrate(model, [images_for(model.preprocess, 4)], unreachable, progress=progress)
-    assert calibration.choice is not None and reported == [(calibration.choice.units, "probing sites")]
+    assert calibration.choice is not None and reported == [(1, "calibrating"), (calibration.choice.units, "probing sites")]
     # Residual sums, scores, attention and fc1 of each of two blocks, plus the embedding.
     assert calibration.choice.units == 9

@@ -259,7 +259,7 @@ def test_the_progress_of_rounding_counts_the_nodes() -> None:
         return items
 
     calibration = calibration_of(model, W4, progress=progress)
-    assert reported == [(len(trace(model.module).nodes), "rounding weights")] and calibration.weights
+    assert reported == [(1, "calibrating"), (len(trace(model.module).nodes), "rounding weights")] and calibration.weights
 
 
 def test_lowering_rejects_weights_of_other_shapes_bits_or_groups() -> None:

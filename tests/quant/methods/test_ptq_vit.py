@@ -397,4 +397,4 @@ def test_the_progress_of_the_search_counts_the_nodes() -> None:
         return items
 
     calibrate(model, [images_for(model.preprocess, 3)], PTQ, progress=progress)
-    assert seen == [(len(trace(model.module).nodes), "searching intervals")]
+    assert seen == [(1, "calibrating"), (len(trace(model.module).nodes), "searching intervals")]
