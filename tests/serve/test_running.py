@@ -52,6 +52,8 @@ def test_a_full_queue_rejects_what_it_cannot_take() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_finishes_what_was_accepted(number: signal.Signals) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:  # as nohup sets it; the server inherits it and ignores the signal, too
+        pytest.skip(f"{number.name} is ignored in this session")
     file = png()
     head = f"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(file)}\r\n\r\n".encode()
     with running(CLASSIFIER) as server:
