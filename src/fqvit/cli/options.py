@@ -149,7 +149,14 @@ ActivationChoice = Annotated[
     Activation | None, typer.Option("--activation", help="Activation of the MLPs, if neither config nor name determines it.")
 ]
 
-# Options of fqvit table, ablate and sweep-k.
+# Options of fqvit table, detect table, ablate and sweep-k.
+Methods = Annotated[
+    str | None,
+    typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files. Default: the paper's methods and fqvit."),
+]
+EveryBits = Annotated[
+    str | None, typer.Option("--bits", metavar="W/A/ATTN,...", help="Run every method at each of these bit widths.")
+]
 OneModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="A single model. Use --models for several.")]
 Models = Annotated[
     list[str] | None, typer.Option(metavar="NAME=FILE,...", help="Models and their checkpoints. Default: the embedded models.")
@@ -182,6 +189,11 @@ DetectorRuntime = Annotated[
     DetectorBackend | None, typer.Option(help="Runtime of the program. Default: native. Both give the same bits.")
 ]
 Threads = Annotated[int | None, typer.Option(metavar="N", help="Number of threads. Default: all cores.")]
+DetectorCalib = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of calibration images without labels.")]
+DetectorData = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the images.")]
+Annotations = Annotated[
+    Path | None, typer.Option(metavar="FILE.json", help="COCO instances file. Default: instances.json in the folder of --data.")
+]
 
 
 @dataclass(frozen=True)
@@ -228,6 +240,24 @@ class StudyOptions:
     cache: CellCache = None
     fresh: Fresh = False
     device: Device = "cpu"
+
+
+@dataclass(frozen=True)
+class DetectorStudyOptions:
+    """The options of `detect table`, except the methods and the outputs."""
+
+    weights: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]FILE,...", help="Checkpoints of float detectors, .pth or .safetensors.")
+    ] = None
+    settings: DetectorSettings = None
+    calib: DetectorCalib = None
+    data: DetectorData = None
+    annotations: Annotations = None
+    limit: Limit = None
+    images: CalibrationImages = None
+    cache: CellCache = None
+    fresh: Fresh = False
+    threads: Threads = None
 
 
 def one_option_per_field(function: Callable[..., None]) -> Callable[..., None]:

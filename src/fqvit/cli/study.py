@@ -6,18 +6,13 @@ from typing import Annotated
 
 import typer
 
-from fqvit.cli.options import FigureOut, Json, OneModel, StudyOptions, TableOut, one_option_per_field
+from fqvit.cli.options import EveryBits, FigureOut, Json, Methods, OneModel, StudyOptions, TableOut, one_option_per_field
 
 
 @one_option_per_field
 def table(
-    methods: Annotated[
-        str | None,
-        typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files. Default: the paper's methods and fqvit."),
-    ] = None,
-    bits: Annotated[
-        str | None, typer.Option(metavar="W/A/ATTN,...", help="Run every method at each of these bit widths.")
-    ] = None,
+    methods: Methods = None,
+    bits: EveryBits = None,
     *,
     options: StudyOptions,
     out: TableOut = None,

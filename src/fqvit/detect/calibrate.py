@@ -8,10 +8,12 @@ See also: quant/calibrate.py, float/pipeline.py (from feature maps to boxes).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -41,6 +43,22 @@ class DetectorCalibration:
     pyramid: Calibration
     boxes: tuple[Calibration, ...]
     masks: tuple[Calibration, ...]
+
+    def to_json(self) -> str:
+        """Encode the calibrations as JSON text: {"pyramid": [one text], "boxes": [one text per stage], "masks": ...}."""
+        parts = {"pyramid": (self.pyramid,), "boxes": self.boxes, "masks": self.masks}
+        return json.dumps({name: [one.to_json() for one in part] for name, part in parts.items()})
+
+    @staticmethod
+    def from_json(text: str) -> DetectorCalibration:
+        """Decode the text of to_json; raises FqvitError for any other text."""
+        try:
+            texts = msgspec.json.decode(text, type=dict[str, list[str]])
+            (pyramid,), boxes, masks = (texts[name] for name in ("pyramid", "boxes", "masks"))
+        except (msgspec.DecodeError, KeyError, ValueError) as error:
+            raise FqvitError(f"calibration: not that of a detector ({error}). Calibrate again.") from None
+        read = Calibration.from_json
+        return DetectorCalibration(read(pyramid), tuple(map(read, boxes)), tuple(map(read, masks)))
 
 
 class PartObservers:

@@ -33,10 +33,12 @@ class Limits:
         return min(10.0, self.seconds)
 
     def __post_init__(self) -> None:
-        for name, least in (("body", 1), ("pixels", 1), ("images", 1), ("queue", 1), ("batch", 1), ("seconds", 0.001)):
-            value = getattr(self, name)
-            if not least <= value < float("inf"):  # also rejects nan
-                raise FqvitError(f"{name}: {value:g}, expected at least {least:g}.")
+        options = {"--max-body": self.body, "--max-pixels": self.pixels, "--queue": self.queue, "--batch": self.batch}
+        for option, value in options.items():
+            if value < 1:
+                raise FqvitError(f"{option} {value}: expected at least 1.")
+        if not 0.001 <= self.seconds < float("inf"):  # also rejects nan
+            raise FqvitError(f"--timeout {self.seconds:g}: expected a number of seconds, at least 0.001.")
 
 
 class Rejected(Exception):
