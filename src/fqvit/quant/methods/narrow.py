@@ -60,7 +60,7 @@ def choose(
 ) -> Calibration:
     """Return the calibration with some layers narrowed; its `choice` records which ones and why.
 
-    calibration: the result of auto.choose   search: recipe with the limits and widths   size_of: required if search.max_size
+    calibration: the result of auto.choose   search: recipe with the limits and widths   size_of: required with max_size
     """
     choice, graph, limit, largest = calibration.choice, calibration.graph(model), search.max_loss, search.max_size
     assert choice is not None and limit is not None and (largest is None or size_of is not None)
