@@ -45,7 +45,7 @@ class Timing:
 
     cpu, wall: seconds per batch, one number per timed run   memory: peak in bytes, None if the system does not report it
     load: seconds to import the runtime, load the file and compute the first result   first: the first logits
-    failure: why it failed, or None
+    failure: why it failed, or None   parts: wall seconds of each part of a detector, one number per timed run
     """
 
     name: str
@@ -57,6 +57,7 @@ class Timing:
     load: float = 0.0
     first: list[float] = field(default_factory=list)
     failure: str | None = None
+    parts: dict[str, list[float]] = field(default_factory=dict)
 
     def median(self, clock: str) -> float:
         """Return the median of all timed runs in milliseconds per image. clock: cpu or wall"""
@@ -152,6 +153,8 @@ def run_rounds(candidates: Sequence[Candidate], threads: int, batch: int, rounds
                         timing.cpu += done["cpu"]
                         timing.wall += done["wall"]
                         timing.memory = done["memory"]
+                        for name, seconds in done["parts"].items():
+                            timing.parts.setdefault(name, []).extend(seconds)
                     if threads > 1:
                         time.sleep(PAUSE)
     finally:

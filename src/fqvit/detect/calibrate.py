@@ -33,12 +33,11 @@ from fqvit.detect.refine import choose_bits, round_weights
 from fqvit.detect.sample import DetectorSample
 from fqvit.errors import FqvitError
 from fqvit.models.graph import Graph, trace
+from fqvit.quant.adjust import Centers, adjust_ranges
 from fqvit.quant.batches import mark_last, sample_size
 from fqvit.quant.calibrate import (
     Call,
-    Centers,
     SiteObserver,
-    adjust_ranges,
     coded_attention,
     observe_batch,
     site_parameters,

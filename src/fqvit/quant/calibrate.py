@@ -22,7 +22,6 @@ from torch import Tensor
 from fqvit.data.collect import holds_arrays, open_any
 from fqvit.data.images import Source
 from fqvit.data.places import open_unlabelled
-from fqvit.data.preprocess import Preprocess
 from fqvit.distributed.workers import SINGLE_PROCESS, Workers
 from fqvit.errors import FqvitError
 from fqvit.models.device import device_of
@@ -32,11 +31,11 @@ from fqvit.models.load import FloatModel
 from fqvit.models.outputs import output_graph, resolve_outputs
 from fqvit.models.pixels import normalise
 from fqvit.quant import channels, distribute
+from fqvit.quant.adjust import Centers, adjust_ranges
 from fqvit.quant.batches import ImageSample, mark_last, rebatch, sample_size, shuffle_batches
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.centering import center, key_centers
 from fqvit.quant.channels import ChannelRange
-from fqvit.quant.leveling import level_keys
 from fqvit.quant.methods import auto, narrow
 from fqvit.quant.methods.bitsplit import bit_split
 from fqvit.quant.methods.compensate import compensate
@@ -50,12 +49,10 @@ from fqvit.quant.points import observation_points
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
 from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from fqvit.quant.simulate import table_softmax
-from fqvit.quant.values import widen_values
 from fqvit.quant.weights import check_layers
 from fqvit.system.progress import Progress, track
 
 Call = Callable[[Node, list[Tensor]], Tensor]
-Centers = Mapping[str, NDArray[np.float64]]  # constants subtracted from keys, by layer
 
 
 class SiteObserver:
@@ -286,29 +283,6 @@ def _finish(
     if recipe.intervals == "hessian":
         calibration = search_by_hessian(model, calibration, images, progress)
     return calibration
-
-
-def adjust_ranges(
-    graph: Graph,
-    preprocess: Preprocess,
-    recipe: Recipe,
-    observers: Sequence[Mapping[str, SiteObserver]],
-    centers: Centers,
-    images: NDArray[np.uint8],
-    where: torch.device,
-) -> Centers:
-    """Run the methods that need observed ranges and adjust them: level keys (leveling.py), widen values (values.py).
-
-    observers: one mapping {site: observer} per recipe   images: uint8 [n, H, W, C]
-    Returns the constants to subtract from keys.
-    """
-    parts = [{name: site.parts for name, site in observed.items()} for observed in observers]
-    if recipe.keys == "leveled":
-        found = level_keys(graph, preprocess, parts, images, where)
-        centers = {name: constant + found.get(name, 0.0) for name, constant in centers.items()}
-    if recipe.values == "widened":
-        widen_values(graph, preprocess, parts, images, where)
-    return centers
 
 
 def site_parameters(graph: Graph, recipe: Recipe, observers: Mapping[str, SiteObserver]) -> dict[str, QParams]:

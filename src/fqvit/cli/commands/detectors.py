@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,6 +107,12 @@ def load_float(weights: Path, settings: Path | None, threads: int | None) -> Loa
         return detect(networks, prepare(image, loaded.settings, FLOAT_RULE), loaded.settings)
 
     return LoadedDetector(str(weights), loaded.name, "float", loaded.settings, loaded.module.config.classes, run)
+
+
+def refuse_settings(given: Mapping[str, object]) -> None:
+    """Raise FqvitError if settings of a classifier's state dict are given for a detector."""
+    if given:
+        raise FqvitError(f"--{next(iter(given))}: not for detectors, whose file has all settings. Leave it out.")
 
 
 def check_threads(threads: int | None) -> None:
