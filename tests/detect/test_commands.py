@@ -343,7 +343,6 @@ def test_classifiers_and_detectors_are_not_confused(tmp_path: Path) -> None:
         ("eval", "shapes.fqvit", "--data", "val"),
         ("eval", "shapes.fqvit", "--backend", "reference"),
         ("export", "shapes.fqvit", "--to", "c", "-o", tmp_path / "c"),
-        ("compare", "shapes.fqvit", "--data", "val"),
         ("report", "shapes.fqvit", "--data", "val"),
     ):
         assert_rejected(fqvit(*words), "shapes.fqvit", "holds a detector", "fqvit detect eval")
