@@ -124,8 +124,7 @@ def test_quantize_reports_one_line_errors(tmp_path: Path) -> None:
     assert_rejected(quantize("--weights", tmp_path / "none.pth", *calib), "none.pth", "no such file")
     assert_rejected(quantize("--weights", tmp_path / "text.safetensors", *calib), "text.safetensors")
     assert_rejected(quantize("--weights", "shapes.fqvit", *calib), "shapes.fqvit")
-    assert_rejected(quantize(*weights, *calib, "--recipe", "w4"), "w4", "rounding", "Use fqvit")
-    assert_rejected(quantize(*weights, *calib, "--recipe", "auto"), "auto", "max_loss")
+    assert_rejected(quantize(*weights, *calib, "--recipe", "embedding"), "embedding", "rounding", "Use fqvit")
     assert_rejected(quantize(*weights, *calib, "--recipe", "partial"), "partial", "float")
     assert_rejected(quantize(*weights, *calib, "--images", 0), "--images 0")
     assert_rejected(quantize(*weights, *calib, "-o", tmp_path / "no" / "x.fqvit"), "no such folder")
@@ -344,7 +343,6 @@ def test_classifiers_and_detectors_are_not_confused(tmp_path: Path) -> None:
         ("eval", "shapes.fqvit", "--data", "val"),
         ("eval", "shapes.fqvit", "--backend", "reference"),
         ("export", "shapes.fqvit", "--to", "c", "-o", tmp_path / "c"),
-        ("compare", "shapes.fqvit", "--data", "val"),
         ("report", "shapes.fqvit", "--data", "val"),
     ):
         assert_rejected(fqvit(*words), "shapes.fqvit", "holds a detector", "fqvit detect eval")

@@ -276,7 +276,7 @@ def compare(
     settings: Settings,
     as_json: Json = False,
 ) -> None:
-    """Compare a program with its float model, site by site; embeddings also image by image."""
+    """Compare a program with its float model, site by site; detectors also box by box, embeddings image by image."""
     from fqvit.cli.commands import compare as compare_command
 
     compare_command.run(file, weights, data, limit, baseline, settings.given(), as_json)

@@ -28,6 +28,8 @@ from fqvit.system.hub import check_reachable, is_address
 from fqvit.system.progress import busy, track
 
 if TYPE_CHECKING:
+    from fqvit.detect.model.detector import FloatDetector
+    from fqvit.detect.program import DetectorProgram
     from fqvit.ir.program import Header
     from fqvit.models.load import FloatModel
     from fqvit.models.zoo import Row
@@ -271,7 +273,7 @@ def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
         )
 
 
-def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
+def other_weights(model: FloatModel | FloatDetector, header: Header | DetectorProgram, file: Path) -> list[str]:
     """Return a warning if a program was quantized from weights other than those of the float model."""
     from fqvit.models.load import same_weights
 

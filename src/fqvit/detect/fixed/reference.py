@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fqvit.detect.cache import SizeCache
 from fqvit.detect.fixed.boxes import rescaled, scaled
 from fqvit.detect.fixed.compatibility import check_compatibility, check_grids
-from fqvit.detect.fixed.constants import MAX_SIDE, Ratio, outputs, roi_input
+from fqvit.detect.fixed.constants import MAX_SIDE, DetectorConstants, Ratio, outputs, roi_input
 from fqvit.detect.fixed.exp import Integers, sigmoid
 from fqvit.detect.fixed.found import IntegerFound
 from fqvit.detect.fixed.head_runner import HeadRunner
@@ -135,21 +135,26 @@ class ReferenceDetector:
         return multiscale_roi_align(levels, boxes, head.side, self.between.areas, head.align_params, roi_align)
 
     def _head(self, program: Program, ratios: Sequence[Ratio]) -> _Head:
-        roi, maps = roi_input(program.header), outputs(self.template.header, "map")
-        last = 2**roi.bits - 1
-        align_params = [
-            AlignParams(stride, map_.zero, ratio, roi.zero, last)
-            for stride, map_, ratio in zip(self.between.strides, maps, ratios, strict=False)  # trailing levels have no map
-        ]
+        params = align_params(self.template, program, ratios, self.between)
         runner = HeadRunner(program, backend="reference")
         each = 4 * sum(math.prod(shape) for shape in runner.shapes)  # bytes: outputs of heads are i32
-        return _Head(runner, roi.shape[0], align_params, min(max(BYTES_AT_ONCE // each, 1), BOXES_AT_ONCE))
+        return _Head(runner, program.input_shape[0], params, min(max(BYTES_AT_ONCE // each, 1), BOXES_AT_ONCE))
 
     def _make_pyramid(self, height: int, width: int) -> Runner:
         made = resized(self.template, height, width)
         # Levels that have equal grids at the template's size may differ at this one.
         check_grids(made.header, made.verify().buffers, self.between.strides)
         return Reference(made, most_bytes=MOST_BYTES)
+
+
+def align_params(pyramid: Program, head: Program, ratios: Sequence[Ratio], c: DetectorConstants) -> list[AlignParams]:
+    """Return the parameters of RoIAlign for a head, one per map. ratios: between the scales of the maps and of the head"""
+    roi, maps = roi_input(head.header), outputs(pyramid.header, "map")
+    last = 2**roi.bits - 1
+    return [
+        AlignParams(stride, map_.zero, ratio, roi.zero, last)
+        for stride, map_, ratio in zip(c.strides, maps, ratios, strict=False)  # trailing levels have no map
+    ]
 
 
 def _slices(x: Integers, count: int) -> list[Integers]:
