@@ -57,7 +57,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Head:
-    """One head. side: side of its RoI features   align_params: RoIAlign, one per map   at_once: maximum boxes per call"""
+    """One head. side: side of its RoI features   align_params: for RoIAlign, one per map   at_once: maximum boxes per call"""
 
     runner: Runner
     side: int
@@ -65,7 +65,7 @@ class Head:
     at_once: int
 
     def run(self, rois: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
-        """Run RoI features u8 [n, side, side, C]; return every output, i32 [n, ...]."""
+        """Run the head on RoI features u8 [n, side, side, C]; return every output, i32 [n, ...]."""
         return self.runner.run_all(rois)
 
 
