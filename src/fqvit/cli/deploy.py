@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fqvit.cli.options import ExportKind, Json, Program, QdqAttention, QdqTarget, Threads
+from fqvit.cli.options import ExportKind, Json, Program, QdqAttention, QdqTarget, Threads, parse_size
 from fqvit.system.hub import local_program
 
 
@@ -33,12 +33,19 @@ def export(
     prefix: Annotated[
         str | None, typer.Option(metavar="NAME", help="c: prefix of all C names, to link several models.")
     ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HxW", help="Detectors: size of the images. Default: landscape, of the largest size in its settings."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Export a program for other runtimes. All kinds except qdq are bit-exact."""
+    """Export a program or a detector for other runtimes. All kinds except qdq are bit-exact."""
     from fqvit.cli.commands import export as export_command
 
-    options: dict[str, object] = {"target": target, "attention": attention, "image": image, "prefix": prefix}
+    shape = None if size is None else parse_size(size)
+    options: dict[str, object] = {"target": target, "attention": attention, "image": image, "prefix": prefix, "size": shape}
     given = {name: value for name, value in options.items() if value is not None}
     export_command.run(file, to.value, out, given, as_json)
 
