@@ -31,7 +31,11 @@ PAGE = "fqvit/assets/web/index.html"
 
 @dataclass(frozen=True)
 class Platform:
-    """zig: target of the compiler   tag: of the wheel   system, processor: as CMake names them"""
+    """A platform to build for.
+
+    zig: target of the compiler   tag: platform tag of the wheel
+    system, processor: CMAKE_SYSTEM_NAME and CMAKE_SYSTEM_PROCESSOR
+    """
 
     zig: str
     tag: str
@@ -98,7 +102,7 @@ typedef long long Py_ssize_t;
 
 
 class Build:
-    """One wheel. folder: of everything that the build writes"""
+    """The build of one wheel. folder: contains everything that the build writes"""
 
     def __init__(self, name: str, jobs: int) -> None:
         self.platform, self.jobs = PLATFORMS[name], jobs
@@ -224,7 +228,7 @@ def main() -> None:
     if sys.version_info < (3, 12):
         sys.exit(f"Python {sys.version.split()[0]}: too old, expected 3.12 or later. Run `make wheels PYTHON312=python3.12`.")
     if not (ROOT / "src" / PAGE).exists():
-        print("Without the page of `fqvit web`. Run `make wasm web` first to include it.")
+        print("Building wheels without the page of `fqvit web`. Run `make wasm web` first to include it.")
     for name in args.platforms or PLATFORMS:
         wheel = Build(name, args.jobs).wheel(args.out)
         print(f"{wheel}: {wheel.stat().st_size / 1e6:.2f} MB", flush=True)

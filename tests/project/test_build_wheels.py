@@ -25,7 +25,9 @@ LIBRARIES = {
 }
 BROKEN_MACHO = {
     "needs macOS 12.3.0, expected 11.0.0": MachO(oldest=(12, 3)),
-    "needs /opt/lib/libc++.1.dylib, which is not a part of macOS": MachO(libraries=(SYSTEM, "/opt/lib/libc++.1.dylib")),
+    "needs /usr/local/lib/libc++.1.dylib, which is not a part of macOS": MachO(
+        libraries=(SYSTEM, "/usr/local/lib/libc++.1.dylib")
+    ),
     "png_read_image: in no library": MachO(imports=(("_png_read_image", -2),)),
     "PyErr_Clear: bound to a library, expected the interpreter": MachO(imports=(("_PyErr_Clear", 1),)),
     "_ZTI7Missing: weak, and not defined here": MachO(weak=("__ZTI7Missing",)),

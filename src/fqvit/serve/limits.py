@@ -1,4 +1,4 @@
-"""What one server accepts. Everything that a client controls has a limit that is checked before the work starts."""
+"""The limits of a server. Everything that a client controls has a limit that is checked before the work starts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from dataclasses import dataclass
 
 from fqvit.errors import FqvitError
 
-BODIES_AT_ONCE = 16  # bodies of the largest size that may be in memory together
+BODIES_AT_ONCE = 16  # number of bodies of maximum size that may be in memory at the same time
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits of a server.
 
-    body: bytes per request   pixels: per image   images: per request   queue: images that were accepted and not answered yet
-    batch: images that run together   seconds: per request, from its headers to the answer   connections: open ones
+    body: maximum number of bytes per request body   pixels: maximum number of pixels per image
+    images: maximum number of images per request   queue: maximum number of images that were accepted and not answered yet
+    batch: maximum number of images per batch   seconds: maximum time per request, from its headers to the answer
+    connections: maximum number of open connections
     """
 
     body: int = 20_000_000
@@ -29,18 +31,20 @@ class Limits:
 
     @property
     def header_seconds(self) -> float:
-        """Longest time from the opening of a connection, or from the first byte of a request, to the end of its headers."""
+        """Maximum time from the opening of a connection, or from the first byte of a request, to the end of its headers."""
         return min(10.0, self.seconds)
 
     def __post_init__(self) -> None:
-        for name, least in (("body", 1), ("pixels", 1), ("images", 1), ("queue", 1), ("batch", 1), ("seconds", 0.001)):
-            value = getattr(self, name)
-            if not least <= value < float("inf"):  # also rejects nan
-                raise FqvitError(f"{name}: {value:g}, expected at least {least:g}.")
+        options = {"--max-body": self.body, "--max-pixels": self.pixels, "--queue": self.queue, "--batch": self.batch}
+        for option, value in options.items():
+            if value < 1:
+                raise FqvitError(f"{option} {value}: expected at least 1.")
+        if not 0.001 <= self.seconds < float("inf"):  # also rejects nan
+            raise FqvitError(f"--timeout {self.seconds:g}: expected a number of seconds, at least 0.001.")
 
 
 class Rejected(Exception):
-    """A request that is not answered with a result. status: of HTTP   message: one line for the client"""
+    """A request that is answered with an error. status: HTTP status code   message: one line for the client"""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -51,7 +55,7 @@ class Budget:
     """Counts something that many requests share. Not thread-safe: used by the event loop only."""
 
     def __init__(self, size: int, status: int, message: str) -> None:
-        """size: how much there is   status, message: of the answer to requests that find too little left"""
+        """size: the total amount   status, message: the answer to requests that need more than is left"""
         self.size, self.used = size, 0
         self._status, self._message = status, message
 
