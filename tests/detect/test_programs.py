@@ -286,8 +286,10 @@ def test_exporters_reject_programs_that_read_codes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "recipe, found",
     [
-        (load_recipe("auto"), "max_loss is 0.5"),
-        (load_recipe("w4"), "rounding is reconstructed"),
+        (load_recipe("embedding"), "rounding is weighted"),
+        (load_recipe("ptq-vit"), "there is no integer program"),
+        (msgspec.structs.replace(load_recipe("auto"), max_size=1000), "max_size needs the argument size_of"),
+        (Recipe(name="mine", layer_bits={"no.such.layer": 4}), "'no.such.layer' matches no layer with weights"),
         (Recipe(name="mine", sites={"no.such.site": SiteRule(bits=8)}), "'no.such.site'"),
         (Recipe(name="mine", sites={"relu": SiteRule(range=(-1.0, 1.0))}), "but relu is never negative"),
         (Recipe(name="mine", sites={"pyramid": SiteRule(bits=10)}), "expected at most 8"),

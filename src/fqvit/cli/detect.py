@@ -23,6 +23,7 @@ from fqvit.cli.options import (
     EveryBits,
     Json,
     Limit,
+    MaxSize,
     Methods,
     Program,
     ProgramOut,
@@ -61,13 +62,20 @@ def quantize(
     images: CalibrationImages = None,
     recipe: Recipe = None,
     bits: Bits = None,
+    max_loss: Annotated[
+        float | None,
+        typer.Option(
+            metavar="POINTS", help="Recipe auto: largest expected loss of the classes of proposals, in percentage points."
+        ),
+    ] = None,
+    max_size: MaxSize = None,
     out: ProgramOut = None,
     as_json: Json = False,
 ) -> None:
     """Quantize a float detector to an integer-only program."""
     from fqvit.cli.commands import detect_quantize
 
-    detect_quantize.run(model, weights, settings, calib, images, recipe, bits, out, as_json)
+    detect_quantize.run(model, weights, settings, calib, images, recipe, bits, max_loss, max_size, out, as_json)
 
 
 @command("eval")

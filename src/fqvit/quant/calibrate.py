@@ -31,11 +31,11 @@ from fqvit.models.load import FloatModel
 from fqvit.models.outputs import output_graph, resolve_outputs
 from fqvit.models.pixels import normalise
 from fqvit.quant import channels, distribute
+from fqvit.quant.adjust import Centers, adjust_ranges
 from fqvit.quant.batches import ImageSample, mark_last, rebatch, sample_size, shuffle_batches
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.centering import center, key_centers
 from fqvit.quant.channels import ChannelRange
-from fqvit.quant.leveling import level_keys
 from fqvit.quant.methods import auto, narrow
 from fqvit.quant.methods.bitsplit import bit_split
 from fqvit.quant.methods.compensate import compensate
@@ -49,7 +49,6 @@ from fqvit.quant.points import observation_points
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
 from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from fqvit.quant.simulate import table_softmax
-from fqvit.quant.values import widen_values
 from fqvit.quant.weights import check_layers
 from fqvit.system.progress import Progress, track
 
@@ -130,7 +129,7 @@ class FloatPass:
         self.model, self.graph, self.recipes, self.where = model, graph, recipes, where
         self.observers = [{name: SiteObserver(site, each) for name, site in plan(graph, each).items()} for each in recipes]
         self.seen = 0
-        self.centers: Mapping[str, NDArray[np.float64]] = {}
+        self.centers: Centers = {}
 
     def observe(self, batch: NDArray[np.uint8], last: bool) -> None:
         """Run one batch, uint8 [n, H, W, C], and observe its sites. last: whether this is the last batch"""
@@ -138,17 +137,6 @@ class FloatPass:
         call = coded_attention(recipe, self.observers[0]) if last and recipe.last_batch else None
         observe_batch(self.graph, normalise(batch, self.model.preprocess).to(self.where), *self.observers, call=call)
         self.seen += len(batch)
-
-    def level_keys(self, images: NDArray[np.uint8]) -> None:
-        """Subtract constants from keys so that scores have a short range; see leveling.py. images: uint8 [n, H, W, C]"""
-        parts = [{name: site.parts for name, site in observed.items()} for observed in self.observers]
-        found = level_keys(self.graph, self.model.preprocess, parts, images, self.where)
-        self.centers = {name: constant + found.get(name, 0.0) for name, constant in self.centers.items()}
-
-    def widen_values(self, images: NDArray[np.uint8]) -> None:
-        """Widen the ranges of V where attention times V gains more than V loses; see values.py. images: uint8 [n, H, W, C]"""
-        parts = [{name: site.parts for name, site in observed.items()} for observed in self.observers]
-        widen_values(self.graph, self.model.preprocess, parts, images, self.where)
 
     def state(self) -> dict[str, Any]:
         sites = [{name: site.state() for name, site in observed.items()} for observed in self.observers]
@@ -209,7 +197,7 @@ def calibrate(
         auto.check(kind, names)
     if recipe.max_size is not None and size_of is None:
         raise FqvitError(f"recipe {recipe.name}: max_size needs the argument size_of, which measures the file.")
-    check_layers(graph, recipe)
+    check_layers([graph], recipe)
     workers.agree("weights", f"{model.name} {model.source}", "Every machine needs the same checkpoint.")
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
     centers = key_centers(graph, model.preprocess, where) if recipe.keys != "plain" else {}
@@ -261,10 +249,10 @@ def _finish(
     if observed.seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
     images = sample() if sample_size(recipe) else None
-    if images is not None and recipe.keys == "leveled":
-        observed.level_keys(images)
-    if images is not None and recipe.values == "widened":
-        observed.widen_values(images)
+    centers = observed.centers
+    if images is not None:
+        preprocess, where = model.preprocess, observed.where
+        centers = adjust_ranges(observed.graph, preprocess, recipe, observed.observers, centers, images, where)
     calibrations = [
         Calibration(
             each,
@@ -272,7 +260,7 @@ def _finish(
             observed.seen,
             site_parameters(observed.graph, each, sites),
             outputs=wanted[1],
-            centers=observed.centers,
+            centers=centers,
         )
         for each, sites in zip(observed.recipes, observed.observers, strict=True)
     ]

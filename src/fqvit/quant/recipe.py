@@ -306,16 +306,9 @@ def check_integer(recipe: Recipe) -> None:
 def check_detector(recipe: Recipe) -> None:
     """Raise FqvitError if the recipe does not support detectors."""
     check_integer(recipe)
-    for field, value, only in (
-        ("max_loss", recipe.max_loss, None),
-        ("rounding", recipe.rounding, "nearest"),
-        ("intervals", recipe.intervals, "observed"),
-        ("keys", recipe.keys, "plain"),
-        ("values", recipe.values, "observed"),
-    ):
-        if value != only:
-            problem = f"recipe {recipe.name}: {field} is {value}, which detectors do not support"
-            raise FqvitError(f"{problem}. Use fqvit, fast or fq-vit, or change {field} in a .toml file.")
+    if recipe.rounding == "weighted":  # weights tokens by their influence on one output vector
+        problem = f"recipe {recipe.name}: rounding is weighted, which detectors do not support"
+        raise FqvitError(f"{problem}. Use fqvit, w4 or auto, or change rounding in a .toml file.")
 
 
 def with_profile(recipe: Recipe, profile: str) -> Recipe:
@@ -346,7 +339,7 @@ def with_bits(recipe: Recipe, bits: str) -> Recipe:
 def with_methods(recipe: Recipe) -> Recipe:
     """Add the methods that reduce the error of fewer than 8 bits to a recipe whose bits were changed.
 
-    Only recipes that are built for accuracy get them; other recipes compare single methods. Detectors do not support them.
+    Only recipes that are built for accuracy get them; other recipes compare single methods.
     """
     if recipe.name not in ADAPTED or min(recipe.weight_bits, recipe.activation_bits) == 8:
         return recipe

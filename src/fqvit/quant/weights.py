@@ -5,6 +5,7 @@ Shared by lowering and simulation, so that both use the same integers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -79,9 +80,10 @@ def bits_and_group(recipe: Recipe, node: Node) -> tuple[int, int]:
     return weight_bits(recipe, node.name, at_end)
 
 
-def check_layers(graph: Graph, recipe: Recipe) -> None:
-    """Raise FqvitError for a pattern of recipe.layer_bits that matches no layer with weights."""
-    names = [node.name for node in graph.nodes if isinstance(node.leaf, LinearLeaf | layers.Patches | general.Stem)]
+def check_layers(graphs: Sequence[Graph], recipe: Recipe) -> None:
+    """Raise FqvitError for a pattern of recipe.layer_bits that matches no layer with weights in any of the networks."""
+    nodes = [node for graph in graphs for node in graph.nodes]
+    names = [node.name for node in nodes if isinstance(node.leaf, LinearLeaf | layers.Patches | general.Stem)]
     for pattern in recipe.layer_bits:
         if not any(fnmatchcase(name, pattern) for name in names):
             problem = f"recipe {recipe.name}: layer_bits {pattern!r} matches no layer with weights"

@@ -198,7 +198,7 @@ class Bench:
             calib.source,
             recipe,
             device=self.device,
-            progress=self._track(method),
+            progress=cell_progress(f"{self.model.name} {method.label}"),
             workers=calib.workers,
             size_of=lambda found: file_size(lower(self.model, found)),
         )
@@ -206,14 +206,6 @@ class Bench:
         spent = time.perf_counter() - start
         self.cache.write(key, msgspec.json.encode(Kept(spent, calibration.to_json())))
         return calibration, spent
-
-    def _track(self, method: Method) -> Progress:
-        """Return a progress bar whose label names the cell."""
-
-        def labelled(iterable: Iterable[T], total: int | None, label: str) -> Iterable[T]:
-            return track(iterable, total, f"{self.model.name} {method.label}: {label}")
-
-        return labelled
 
     def _float(self) -> Run:
         where = device_of(self.device)
@@ -235,6 +227,15 @@ class Bench:
             "code": code_digest(),
         }
         return step_key(step, method, fields, self.device)
+
+
+def cell_progress(cell: str) -> Progress:
+    """Return a progress bar whose label names the cell."""
+
+    def labelled(iterable: Iterable[T], total: int | None, label: str) -> Iterable[T]:
+        return track(iterable, total, f"{cell}: {label}")
+
+    return labelled
 
 
 def step_key(step: str, method: Method, fields: Mapping[str, object], device: str = "cpu") -> str:

@@ -18,6 +18,7 @@ from PIL import Image
 
 from fqvit.detect.calibrate import DetectorCalibration, calibrate_detector
 from fqvit.detect.detections import ImageDetections
+from fqvit.detect.file import file_size
 from fqvit.detect.fixed.detector import IntegerDetector
 from fqvit.detect.float.networks import FloatNetworks
 from fqvit.detect.float.pipeline import detect
@@ -29,9 +30,8 @@ from fqvit.detect.program import DetectorProgram
 from fqvit.detect.results import Result, coco_results
 from fqvit.errors import FqvitError
 from fqvit.evaluate.coco import CocoImages, average_precision, categories_of
-from fqvit.ir.file import DETECTOR, container
 from fqvit.quant.recipe import Recipe
-from fqvit.study.cells import DECIDING, Cache, Kept, code_digest, step_key
+from fqvit.study.cells import DECIDING, Cache, Kept, cell_progress, code_digest, step_key
 from fqvit.study.methods import Method
 from fqvit.system.progress import busy, track
 
@@ -156,7 +156,7 @@ class DetectorBench:
         calibration, spent = self._calibration(method, method.recipe)
         with busy(f"{self.name} {method.label}: lowering"):
             program = DetectorProgram.of(self.detector, LoweredDetector(self.detector, calibration))
-            size = len(container(DETECTOR, program.encoded(), program.fingerprint(), program.constants()))
+            size = file_size(program)
         ready = IntegerDetector(program, self.threads)
         return ready.detect_image, calibration.pyramid.images, spent, size, program.fingerprint()
 
@@ -172,7 +172,13 @@ class DetectorBench:
         start = time.perf_counter()
         label = f"{self.name} {method.label}: calibrating"
         readable = (image for _, image in track(files, len(files), label, "images"))
-        calibration = calibrate_detector(self.detector, readable, recipe)
+        calibration = calibrate_detector(
+            self.detector,
+            readable,
+            recipe,
+            progress=cell_progress(f"{self.name} {method.label}"),
+            size_of=lambda found: file_size(DetectorProgram.of(self.detector, LoweredDetector(self.detector, found))),
+        )
         self.report(files)
         spent = time.perf_counter() - start
         self.cache.write(key, msgspec.json.encode(Kept(spent, calibration.to_json())))

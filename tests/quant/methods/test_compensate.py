@@ -22,7 +22,7 @@ from fqvit.quant.methods.compensate import fit as fit_layer
 from fqvit.quant.methods.lockstep import LinearLayer
 from fqvit.quant.recipe import RECIPES
 from fqvit.quant.simulate import Simulation
-from fqvit.quant.weights import QuantizedLinear, fits_groups
+from fqvit.quant.weights import QuantizedLinear, fits_groups, short_output_scales
 from tests.factories import calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
 
@@ -39,7 +39,9 @@ def correlated(seed: int, size: int, rows: int = 400) -> Tensor:
 
 
 def fit(node: Node, moments: Moments, input_scales: np.ndarray, calibration: Calibration) -> QuantizedLinear:
-    return fit_layer(node, moments, input_scales, calibration, LinearLayer.of(node, float_model("vit").preprocess))
+    layer, recipe = LinearLayer.of(node, float_model("vit").preprocess), calibration.recipe
+    output = short_output_scales(recipe, node.leaf, calibration.sites.get(node.name), len(layer.weight))
+    return fit_layer(node, [moments], input_scales, recipe, layer, output)
 
 
 def covariance(x: Tensor) -> Tensor:

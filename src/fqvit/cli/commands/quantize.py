@@ -261,10 +261,10 @@ def _named(recipe: Recipe, profile: str) -> Recipe:
     return own if own == RECIPES.get(profile) else msgspec.structs.replace(recipe, name=f"{recipe.name}-{profile}")
 
 
-def account(choice: Choice) -> str:
+def account(choice: Choice, measured: str = "top-1") -> str:
     """Format the choice of recipe auto: one row per part whose bit width was raised, and per layer whose weights were narrowed.
 
-    KL: Kullback-Leibler divergence from the float model, or how much a row changes it.
+    KL: Kullback-Leibler divergence from the float model, or how much a row changes it.   measured: what the loss is about
     """
     start, end = choice.start, choice.end
     rows = [("start", "", "", "", *_measure(start))]
@@ -281,7 +281,7 @@ def account(choice: Choice) -> str:
     if choice.layers:
         parts += f", weights of {len({step.layer for step in choice.narrowed})} of {choice.layers} layers narrowed"
     limit = f"limit: {choice.max_loss:g}" if choice.max_size is None else f"file limit: {choice.max_size:,} bytes"
-    verdict = f"{parts}; expected loss {end.loss:.2f} percentage points of top-1 ({limit}), on {choice.images} images"
+    verdict = f"{parts}; expected loss {end.loss:.2f} percentage points of {measured} ({limit}), on {choice.images} images"
     if not choice.reached and choice.max_size is not None:
         verdict += f". The file has {choice.bytes:,} bytes and cannot be smaller; use a larger --max-size"
     elif not choice.reached:
