@@ -89,7 +89,7 @@ class PartComparer(Comparer):
     def add_rois(self, exact: Floats32, codes: NDArray[np.uint8], simulated: Floats32) -> Outputs:
         """Add the features of boxes [n, side, side, C] to a head. They count as a site."""
         power, q, x = self.power[IMAGES], self.qparams[IMAGES], torch.from_numpy(exact)
-        rounded = q.decode(q.encode(torch.from_numpy(simulated)))
+        rounded = self.simulation.encode_input(torch.from_numpy(simulated))
         power.signal += energy(x)
         power.alone += energy(x - q.decode(q.encode(x)))
         power.integer += energy(x - q.decode(torch.from_numpy(codes).float()))
