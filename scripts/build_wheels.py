@@ -1,4 +1,4 @@
-"""Build wheels for Linux that run on old systems, x86-64 and AArch64, with the cross compiler Zig from PyPI: `make wheels`.
+"""Build Linux wheels for x86-64 and AArch64 that also run on old systems, with the cross compiler Zig from PyPI: `make wheels`.
 
     python scripts/build_wheels.py [PLATFORM...] [-o dist]
 
@@ -29,7 +29,11 @@ PAGE = "fqvit/assets/web/index.html"
 
 @dataclass(frozen=True)
 class Platform:
-    """zig: target of the compiler   tag: of the wheel   processor: for CMake   magic: start of a library, in hex"""
+    """A platform to build for.
+
+    zig: target of the compiler   tag: platform tag of the wheel   processor: CMAKE_SYSTEM_PROCESSOR
+    magic: regular expression that matches the first bytes of a shared library, in hexadecimal
+    """
 
     zig: str
     tag: str
@@ -49,7 +53,7 @@ PLATFORMS = {
 
 
 class Build:
-    """One wheel. folder: of everything that the build writes"""
+    """The build of one wheel. folder: contains everything that the build writes"""
 
     def __init__(self, name: str, jobs: int) -> None:
         self.platform, self.jobs = PLATFORMS[name], jobs
@@ -116,7 +120,7 @@ def check(wheel: Path, platform: Platform) -> None:
 
 
 def fits(platform: Platform, library: bytes) -> bool:
-    """Return whether the header of a library is that of the platform."""
+    """Return whether a shared library was compiled for the platform, according to its header."""
     return re.match(platform.magic, library[:32].hex()) is not None
 
 
@@ -140,7 +144,7 @@ def main() -> None:
     if sys.version_info < (3, 12):
         sys.exit(f"Python {sys.version.split()[0]}: too old, expected 3.12 or later. Run `make wheels PYTHON312=python3.12`.")
     if not (ROOT / "src" / PAGE).exists():
-        print("Without the page of `fqvit web`. Run `make wasm web` first to include it.")
+        print("Building wheels without the page of `fqvit web`. Run `make wasm web` first to include it.")
     for name in args.platforms or PLATFORMS:
         wheel = Build(name, args.jobs).wheel(args.out)
         print(f"{wheel}: {wheel.stat().st_size / 1e6:.2f} MB", flush=True)

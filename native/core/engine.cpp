@@ -115,7 +115,8 @@ bool Engine::State::is_buffer(int number) const {
 void Engine::State::add_ops(const Program& program) {
     require(program.ops.size() <= MAX_OPS, "too many ops: ", program.ops.size(), ", at most ", MAX_OPS);
     check_constants(program);
-    // Only linear ops with packed weights may read these and their exponents: no other op can interpret them.
+    // Packed weights and their exponents may only be read by linear ops with packed weights: no other op can interpret
+    // them.
     std::set<std::string> packed;
     for (const OpFields& op : program.ops) {
         if (!is_packed(op)) continue;
@@ -231,7 +232,8 @@ void Engine::State::copy_outputs(const Workspace& workspace, std::int64_t i,
 }
 
 // Runs one whole image per thread while there is an image for every thread. The remaining images run one by one, each
-// op shared by all threads. One thread computes each output element completely, so the bits do not depend on the split.
+// op shared by all threads. Each output element is computed entirely by one thread, so the bits do not depend on the
+// split.
 void Engine::State::run(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys) {
     const std::int64_t image_bytes = values.values[0].bytes(), threads = pool->threads();
     const std::int64_t parallel_images = threads == 1 ? count : count / threads * threads;

@@ -48,7 +48,7 @@ def test_quantize_writes_a_detector_and_describes_it(tmp_path: Path) -> None:
     assert said.code == 0 and "fast 6/8/8" in said.out and "1 (train)" in said.out and "float32:" in said.out
 
 
-def test_programs_use_the_resize_rule_of_their_file_and_float_detectors_that_of_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_resize_by_the_rule_in_their_file_and_float_detectors_as_opencv_does(monkeypatch: pytest.MonkeyPatch) -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8))
     for path in sorted(GOLDEN.glob("*_v1.fqvit")):
         program = DetectorProgram.load(path)

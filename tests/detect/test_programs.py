@@ -159,7 +159,7 @@ def test_simulation_and_program_have_equal_codes_at_every_site(name: str, recipe
         program, values = lower_with_values(model, calibration)
         for site in compared_sites(model, calibration, values, buffers_of(program, x), x):
             if site.q is None and calibration.recipe.mult == "short":
-                continue  # these accumulators are more precise than 16-bit multipliers
+                continue  # accumulators have a finer unit than 16-bit multipliers can reproduce
             wrong = site.codes != site.found
             if site.q is not None and calibration.recipe.mult == "short" and site.node.leaf.role == "context":
                 # A few tokens with equal weights make many ties, which 16-bit multipliers break differently.

@@ -1,4 +1,4 @@
-"""scripts/build_wheels.py recognizes the platform of an extension by its header and rejects other wheels."""
+"""Test that scripts/build_wheels.py finds the platform of an extension in its header and rejects wheels for other platforms."""
 
 from __future__ import annotations
 

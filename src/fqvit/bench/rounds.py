@@ -24,7 +24,7 @@ from fqvit.system.progress import Progress
 
 TURN = 0.2  # target duration of a turn in seconds; a turn has at least one run
 MAX_RUNS = 50  # per turn
-PAUSE = 0.25  # seconds after a turn with several threads, which spin before they sleep
+PAUSE = 0.25  # seconds to wait after a turn with several threads, because idle threads spin before they sleep
 MILLI = 1000
 COARSE = sys.platform == "win32"  # CPU time is counted in units of 1/64 s, longer than a run of a small model
 

@@ -175,7 +175,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="FILE.fqvit|FILE.onnx|MODEL",
-            help="Program, exported program, or float model; also on the hub.",
+            help="Program, exported program, or float model, also on the hub: hf:ORG/NAME.",
             show_default=False,
         ),
     ],

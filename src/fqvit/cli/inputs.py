@@ -50,7 +50,10 @@ class Images:
     reported: set[str] = field(default_factory=set)
 
     def batches(self, size: int, label: str) -> Iterator[Batch]:
-        """Yield this worker's batches of one pass; read all of them. Worker 0 shows a progress bar and prints warnings."""
+        """Yield this worker's batches of one pass. Worker 0 shows a progress bar and prints warnings.
+
+        Exhaust this iterator: after the last batch, it collects the unreadable images of all workers and reports them.
+        """
         share = self.workers.share(-(-len(self.source) // size))
         batches = self.source.batches(size, share)
         yield from track(batches, len(share), label) if self.workers.first else batches

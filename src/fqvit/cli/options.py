@@ -211,6 +211,14 @@ class Settings:
         return {name: value for name, value in found.items() if value is not None}
 
 
+def parse_size(text: str) -> tuple[int, int]:
+    """Parse the value of --size: height and width."""
+    match = re.fullmatch(r"([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?", text)
+    if match is None:
+        raise FqvitError(f"--size {text}: expected pixels, such as 224, or height x width, such as 224x320.")
+    return int(match[1]), int(match[2] or match[1])
+
+
 @dataclass(frozen=True)
 class SettingsAndSize(Settings):
     """Settings of a bare state dict, and the image size."""
@@ -220,10 +228,7 @@ class SettingsAndSize(Settings):
     def given(self) -> dict[str, Any]:
         if self.size is None:
             return super().given()
-        match = re.fullmatch(r"([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?", self.size)
-        if match is None:
-            raise FqvitError(f"--size {self.size}: expected pixels, such as 224, or height x width, such as 224x320.")
-        return super().given() | {"size": (int(match[1]), int(match[2] or match[1]))}
+        return super().given() | {"size": parse_size(self.size)}
 
 
 @dataclass(frozen=True)

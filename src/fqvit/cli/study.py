@@ -65,7 +65,7 @@ def bitops(
     layers: Annotated[bool, typer.Option("--layers", help="List all layers.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Count the bit operations of a model per image. Uses the paper's convention and the usual W x A per multiplication."""
+    """Count the bit operations of a model per image. Conventions: the paper's, and weight x activation bits per product."""
     from fqvit.cli.commands import bitops as bitops_command
 
     bitops_command.run(model, bits, recipe, layers, as_json)

@@ -50,7 +50,7 @@ class SiteNoise(msgspec.Struct, frozen=True, omit_defaults=True):
     integer_db, simulated_db: include the noise of all earlier sites. alone_db: the noise of this site only, that is, of the
     float model's values quantized here.
     cosine: cosine similarity between the float and the integer channel vectors, averaged over all tokens and images.
-    lowest_cosine: the average of the image where it is lowest. Both are None if the program outputs only logits.
+    lowest_cosine: the lowest average of any single image. Both are None if the program outputs only logits.
     """
 
     site: str
@@ -65,9 +65,9 @@ class SiteNoise(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class Comparison:
-    """sites: lowest integer_db first. *_agreement: percent of images with the float model's best class; None without logits.
+    """sites: lowest integer_db first. *_agreement: percent of images whose best class is that of the float model.
 
-    outputs: the outputs other than logits
+    outputs: the outputs other than logits. Without logits, both agreements are None.
     """
 
     images: int

@@ -46,7 +46,7 @@ def rebatch(
 
 
 def shuffle_batches(batches: Iterable[NDArray[np.uint8]], size: int, seed: int) -> Iterator[NDArray[np.uint8]]:
-    """Permute all images of `batches` and cut them into batches of `size`. Their number and the seed determine the order."""
+    """Shuffle all images of `batches` and cut them into batches of `size`. Their count and the seed determine the order."""
     images = [image for batch in batches for image in batch]
     order = np.random.default_rng(seed).permutation(len(images))
     for start in range(0, len(images), size):

@@ -164,8 +164,8 @@ def calibrate(
 ) -> Calibration:
     """Observe every site of `model` on `images` and return its quantization parameters.
 
-    images: uint8 arrays [H, W, C] or [n, H, W, C], as made by model.preprocess, of which the first recipe.images images are
-    used; or a Source, a folder or whatever else `quantize` takes, of which recipe.images images are used, evenly spaced.
+    images: uint8 arrays [H, W, C] or [n, H, W, C], as made by model.preprocess; the first recipe.images images are used. Or a
+    Source, a folder or anything else that `quantize` accepts; then recipe.images evenly spaced images are used.
     recipe: a recipe, its name, or a TOML file.
     outputs: names of outputs, as a list or as one comma-separated string, such as "embedding:l2,tokens@9"; by default those of
     the model itself. features: deprecated, use outputs.
@@ -374,6 +374,6 @@ def observe_batch(
 
 
 def _tokens(chosen: Node, y: Tensor) -> Tensor:
-    """Split concatenated tokens, so that the channels are those of the site: [N, T C] -> [N, T, C]."""
+    """Split concatenated tokens, so that the channels are those of the site: [N, T * C] -> [N, T, C]."""
     assert isinstance(chosen.leaf, Take)
     return y.reshape(len(y), len(chosen.leaf.index), -1)

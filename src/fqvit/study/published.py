@@ -1,7 +1,7 @@
 """Published results in percent: ImageNet top-1 (50,000 images), the paper's ablation, and box AP of detectors on COCO.
 
 Sources: FQ-ViT (Lin et al., IJCAI 2022), tables 1 to 3, including the results of other methods that it quotes; PTQ4ViT (Yuan
-et al., ECCV 2022) and RepQ-ViT (Li et al., ICCV 2023). These two use another Swin-B checkpoint, with a float top-1 of 85.27.
+et al., ECCV 2022) and RepQ-ViT (Li et al., ICCV 2023). The last two use another Swin-B checkpoint, with a float top-1 of 85.27.
 """
 
 from __future__ import annotations

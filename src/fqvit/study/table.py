@@ -36,7 +36,7 @@ NAMES = {
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One cell: accuracies in percent, and the top-1 difference from float on the same images with a 95 % interval.
+    """One cell: accuracies in percent, and the top-1 difference from float on the same images, with a 95 % confidence interval.
 
     runs: as in Method. agreement: percent of images with the float model's best class. published: the paper's top-1 on 50,000
     images; None if the paper has none.
@@ -87,7 +87,7 @@ def row(model: str, method: Method, result: CellResult, exact: CellResult) -> Ro
 
 
 class Labelled(Protocol):
-    """A row of any table, as far as its name depends on it."""
+    """The fields of a row that determine its display name."""
 
     @property
     def method(self) -> str: ...
@@ -155,7 +155,7 @@ def _model(model: str, rows: Sequence[Row]) -> str:
 
 
 class Calibrated(Protocol):
-    """A row of any table, as far as the title depends on it."""
+    """The fields of a row that determine the title of its table."""
 
     @property
     def model(self) -> str: ...

@@ -83,7 +83,7 @@ def test_weights_of_constant_inputs_are_rounded_to_nearest() -> None:
         assert torch.equal(round_columns(values, cov, units, 7), nearest(values, units, 7))
 
 
-def test_the_column_with_the_largest_variance_is_rounded_to_nearest_and_later_ones_compensate() -> None:
+def test_the_column_with_the_largest_variance_is_rounded_to_nearest_and_later_columns_compensate() -> None:
     values = torch.randn(40, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     units = torch.full((40, 8), 0.3, dtype=torch.float64)
     cov = covariance(correlated(0, 8))
@@ -110,7 +110,7 @@ def test_a_covariance_of_rounding_noise_is_damped_until_it_has_a_cholesky_factor
 
 
 def test_a_covariance_whose_inverse_has_no_cholesky_factor_is_damped_further() -> None:
-    """Two inputs stay nearly equal after the first damping; which of these matrices fails depends on the last bit."""
+    """Two inputs stay nearly equal after the first damping. Try many matrices: which of them fails depends on the last bit."""
     values = torch.tensor([[0.3, 0.9, -1.2], [1.1, -0.7, 0.2]], dtype=torch.float64)
     units = torch.full((2, 3), 0.5, dtype=torch.float64)
     for step in range(-4, 12):
@@ -283,7 +283,7 @@ def test_lowering_rejects_weights_of_other_shapes_bits_or_groups() -> None:
         lower(model, replace(calibration, weights={"nowhere": found}))
 
 
-def test_moments_weight_the_positions() -> None:
+def test_moments_can_be_weighted_by_position() -> None:
     """A weight of 2 is the same as observing the position twice."""
     x = correlated(3, 5, 60).reshape(10, 6, 5)
     weights = torch.tensor([2.0, 0.0, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64)

@@ -69,7 +69,7 @@ def run(
         say_json(result)
         return
     say(f"{file} compared with the float model {header.model} on {found.images} images ({pictures.where}).")
-    say("Signal-to-noise ratio in dB, worst first: integer program, its float simulation, and the rounding of this site only.")
+    say("Signal-to-noise ratio in dB, worst first: integer program, its float simulation, rounding of the site alone.")
     if found.outputs:
         say("cosine: cosine similarity of float and integer vectors, mean over all tokens and images.")
     if before is not None:

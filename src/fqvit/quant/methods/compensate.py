@@ -1,11 +1,11 @@
 """Round weights so that later columns and biases compensate earlier rounding errors.
 
 The float model and the simulation run in lockstep; all layers before the current one are already quantized. For each linear
-layer, with x its inputs in the float model and x' those in the simulation:
+layer, with inputs x in the float model and x' in the simulation, weights W and rounded weights W':
   1. rounding: column by column; the error of each column is distributed over the columns after it (GPTQ, Frantar 2022);
   2. bias: add the mean of W x - W' x', so that no mean error is passed on.
-All tokens have the same weight, and the patch embedding is not compensated. With rounding "weighted", tokens are weighted by
-their influence on the outputs of the model, and the patch embedding is compensated, too.
+With rounding "compensated", all tokens have the same weight, and the patch embedding is not compensated. With rounding
+"weighted", tokens are weighted by their influence on the outputs of the model, and the patch embedding is compensated, too.
 See also: lockstep.py (runs both networks), importance.py (the influence of tokens), simulate.py (the quantized network),
 weights.py (rounding to nearest).
 """
@@ -39,7 +39,7 @@ from fqvit.system.progress import Progress
 
 SEARCHED = ("norm", "qkv", "value", "query", "key", "context", "gelu")  # roles whose scales are searched
 SEARCH_BATCHES = 4  # batches that the scales of attention times V are searched on
-DAMPING = 0.01  # share of the mean variance, added to the diagonal: constant inputs must not absorb errors
+DAMPING = 0.01  # share of the mean variance, added to the covariance's diagonal so that constant inputs do not absorb errors
 BLOCK = 64  # columns whose errors are distributed together
 MAX_COLUMNS = 4608  # layers with more inputs are compensated in blocks: the time for one block is cubic in its columns
 FEATURE_BATCH = 128  # RoI features per batch

@@ -77,7 +77,7 @@ def choose(
 ) -> Calibration:
     """Return the calibration with some layers narrowed; its `choice` records which ones and why.
 
-    calibration: the result of auto.choose   search: recipe with the limits and widths   size_of: required if search.max_size
+    calibration: the result of auto.choose   search: recipe with the limits and widths   size_of: required with max_size
     """
     assert calibration.choice is not None
     measure_size = None if size_of is None else lambda found: size_of(found[""])

@@ -37,7 +37,7 @@ from fqvit.quant.weights import bits_and_group, short_output_scales
 from fqvit.system.progress import Progress
 
 STEPS = 60  # steps of Adam per segment
-WEIGHT_STEPS = 120  # if no scales of sites are learned: steps are cheaper, and all of the error is that of the weights
+WEIGHT_STEPS = 120  # if no scales of sites are learned; steps are then cheaper, and only the weights cause errors
 TOKENS = 512  # tokens per step, for segments that treat tokens alike
 IMAGES_PER_STEP = 4  # for other segments
 IMPORTANCE_IMAGES = 48

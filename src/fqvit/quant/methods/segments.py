@@ -25,7 +25,7 @@ BATCH = 8
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive nodes that read one value from before them, `start`. Later nodes read only the output of the last one."""
+    """Consecutive nodes that read only one earlier value, `start`. Later nodes read only the output of the last node."""
 
     start: str
     nodes: tuple[Node, ...]
