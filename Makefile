@@ -1,5 +1,5 @@
 # Targets for everybody:   demo, test, check, docs, clean
-# For developers:          lint, bench, detector, library, wasm, wasm-tests, web, wheels, pythons, oldest
+# For developers:          lint, bench, detector, library, wasm, wasm-tests, web, wheels, wheels-windows, pythons, oldest
 # Robustness:              nightly = nightly-tests, sanitize, fuzz, fuzz-files, faults, soak, mutants, oldest
 # Most targets create .venv and install what they need there, once. wheels, pythons and oldest have environments of their own in build/;
 # library needs CMake and a C++ compiler.
@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PARALLEL := -n auto --dist worksteal
 
 .PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-loader fuzz-readers fuzz-files fuzz-wasm faults soak \
-  mutants pythons oldest oracles library wasm wasm-tests web wheels clean
+  mutants pythons oldest oracles library wasm wasm-tests web wheels wheels-windows clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -207,16 +207,20 @@ web/node_modules/.package-lock.json: web/package-lock.json
 build/wasm/fqvit-simd128.wasm:
 	$(MAKE) wasm
 
-# Build wheels for Linux, x86-64 and AArch64, in dist/ on a Linux machine, with Zig from PyPI (docs/how-to/build-wheels.md). Needs Python 3.12
+# Build wheels for Linux, macOS and Windows in dist/ on a Linux machine, with Zig from PyPI (docs/how-to/build-wheels.md). Needs Python 3.12
 # or later. PLATFORMS: build only for these platforms, such as linux-aarch64.
 PYTHON312 ?= python3.12
 PLATFORMS ?=
 wheels: build/wheels/.tools
 	build/wheels/venv/bin/python scripts/build_wheels.py $(PLATFORMS) -o dist
 
+# Test the wheel for Windows in a Python for Windows under Wine. Needs Python 3.12 and wine64.
+wheels-windows: build/wheels/.tools
+	build/wheels/venv/bin/python scripts/wine_python.py dist/fqvit-*-win_amd64.whl scripts/check_wheel.py
+
 build/wheels/.tools: native/wasm/requirements.txt
 	$(PYTHON312) -m venv build/wheels/venv
-	build/wheels/venv/bin/pip install -q --disable-pip-version-check -r $< 'scikit-build-core>=0.10' 'nanobind>=2.4' wheel auditwheel ninja
+	build/wheels/venv/bin/pip install -q --disable-pip-version-check -r $< 'scikit-build-core>=0.10' 'nanobind>=2.4' wheel auditwheel abi3audit lief ninja
 	@touch $@
 
 # Build a wheel for each of PYTHONS and check the golden files with it.

@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fqvit.cli import deploy, embeddings, guard, study
+from fqvit.cli.completion import repair_zsh_script
 from fqvit.cli.detect import app as detect_app
 from fqvit.cli.groups import GroupedCommands
 from fqvit.cli.options import (
@@ -54,6 +55,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(detect_app, name="detect")
+repair_zsh_script()
 command = functools.partial(guard.command, app)
 
 
