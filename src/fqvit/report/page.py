@@ -154,7 +154,7 @@ def _attention_pictures(report: Report) -> list[Picture]:
         counts = report.attention
         caption = (
             f"{counts.total:,} softmax outputs of {counts.images} images; {100 * counts.share_below:.1f} % are below 1/16. All"
-            f" of these fall into one of 16 uniform bins, but into {used(counts.below)} of 16 log2 codes. A uniform code"
+            f" of these fall into a single uniform bin (of 16), but into {used(counts.below)} of 16 log2 codes. A uniform code"
             f" carries {entropy(counts.uniform):.1f} bits of information per value, a log2 code {entropy(counts.log2):.1f}."
             " The stronger the colour of a cell, the more values it holds."
         )
