@@ -192,10 +192,11 @@ _LOW: dict[str, Any] = {
     "keys": "leveled",
     "scores": "attended",
     "gelu_floor": 0.0,  # scales of GELU outputs are searched
+    "mlps": "whole",
 }
 _LOW_SITES = {**_OURS["sites"], "scores": SiteRule(bits=8)}
 # With 4-bit weights and 8-bit activations: learned weights, and the finer activations of `embedding`.
-_W4: dict[str, Any] = {"rounding": "reconstructed", "ranges": "least-error", **_FINE}
+_W4: dict[str, Any] = {"rounding": "reconstructed", "ranges": "least-error", "mlps": "whole", **_FINE}
 # Weights per shared exponent, in recipes with 4-bit weights. With 8-bit activations, most of the error is that of the weights.
 WEIGHT_GROUP = 16
 WEIGHT_GROUP_A8 = 8
