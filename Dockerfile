@@ -3,7 +3,7 @@
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS build
-# No versions: Debian's stable release decides, and removes old ones from its archive.
+# Versions are not pinned: Debian's stable release determines them, and its archive does not keep old versions.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /source

@@ -1,5 +1,5 @@
 # Targets for everybody:   demo, test, check, docs, clean
-# For developers:          lint, bench, detector, library, wasm, wasm-tests, web, wheels, pythons, oldest
+# For developers:          lint, bench, detector, library, wasm, wasm-tests, web, wheels, wheels-windows, pythons, oldest
 # Robustness:              nightly = nightly-tests, sanitize, fuzz, fuzz-files, faults, soak, mutants, oldest
 # Most targets create .venv and install what they need there, once. wheels, pythons and oldest have environments of their own in build/;
 # library needs CMake and a C++ compiler.
@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PARALLEL := -n auto --dist worksteal
 
 .PHONY: demo check test nightly nightly-tests lint docs bench detector sanitize fuzz fuzz-loader fuzz-readers fuzz-files fuzz-wasm faults soak \
-  mutants pythons oldest oracles library wasm wasm-tests web wheels clean
+  mutants pythons oldest oracles library wasm wasm-tests web wheels wheels-windows clean
 
 demo: .venv/.run
 	$(BIN)/python scripts/demo.py
@@ -35,7 +35,7 @@ test: lint oracles
 nightly: nightly-tests sanitize fuzz faults soak mutants oldest
 	$(MAKE) fuzz-files COUNT=200000 WORKERS=2
 
-# Tests with emulators and cross compilers. If a tool is missing, its tests are skipped with the name of the tool or package.
+# Tests with emulators and cross compilers. If a tool is missing, its tests are skipped, and the message names the tool or package.
 nightly-tests: .venv/.dev
 	$(PYTEST) $(PARALLEL) -m nightly
 
@@ -174,8 +174,8 @@ build/fuzz/loader: native/fuzz/loader_fuzz.cpp $(CORE) $(HEADERS) .venv/.dev
 	@mkdir -p $(@D)
 	clang++ -std=c++20 $(INCLUDES) -O1 -g -fno-sanitize-recover=all -pthread -fsanitize=fuzzer,address,undefined $(filter %.cpp,$^) -o $@
 
-# Install libfqvit, the engine with a C interface, into build/library (docs/how-to/use-from-c.md). JSON_INCLUDE: the folder of
-# nlohmann/json.hpp; by default that of the Python package nlohmann-json or of the system.
+# Install libfqvit, the engine with a C interface, into build/library (docs/how-to/use-from-c.md). JSON_INCLUDE: the include
+# folder with nlohmann/json.hpp; by default the one of the Python package nlohmann-json, or else of the system.
 JSON_INCLUDE ?= $(shell $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -c 'import importlib.util as u; s = u.find_spec("nlohmann_json"); print(s.submodule_search_locations[0] + "/include" if s else "")')
 library:
 	cmake -S native -B build/native $(if $(JSON_INCLUDE),-DFQVIT_JSON_INCLUDE=$(JSON_INCLUDE))
@@ -207,16 +207,20 @@ web/node_modules/.package-lock.json: web/package-lock.json
 build/wasm/fqvit-simd128.wasm:
 	$(MAKE) wasm
 
-# Build wheels for Linux, x86-64 and AArch64, in dist/ on a Linux machine, with Zig from PyPI (docs/how-to/build-wheels.md). Needs Python 3.12
-# or later. PLATFORMS: some of them only, such as linux-aarch64.
+# Build wheels for Linux, macOS and Windows in dist/ on a Linux machine, with Zig from PyPI (docs/how-to/build-wheels.md). Needs Python 3.12
+# or later. PLATFORMS: build only for these platforms, such as linux-aarch64.
 PYTHON312 ?= python3.12
 PLATFORMS ?=
 wheels: build/wheels/.tools
 	build/wheels/venv/bin/python scripts/build_wheels.py $(PLATFORMS) -o dist
 
+# Test the wheel for Windows in a Python for Windows under Wine. Needs Python 3.12 and wine64.
+wheels-windows: build/wheels/.tools
+	build/wheels/venv/bin/python scripts/wine_python.py dist/fqvit-*-win_amd64.whl scripts/check_wheel.py
+
 build/wheels/.tools: native/wasm/requirements.txt
 	$(PYTHON312) -m venv build/wheels/venv
-	build/wheels/venv/bin/pip install -q --disable-pip-version-check -r $< 'scikit-build-core>=0.10' 'nanobind>=2.4' wheel auditwheel ninja
+	build/wheels/venv/bin/pip install -q --disable-pip-version-check -r $< 'scikit-build-core>=0.10' 'nanobind>=2.4' wheel auditwheel abi3audit lief ninja
 	@touch $@
 
 # Build a wheel for each of PYTHONS and check the golden files with it.
@@ -252,7 +256,8 @@ SOAK_SECONDS ?= 600
 soak: .venv/.dev
 	$(BIN)/python scripts/soak.py --seconds $(SOAK_SECONDS)
 
-# Tests compare with timm and OpenCV and skip without them, so a failed installation is not an error and is tried again next time.
+# Some tests compare with timm and OpenCV and are skipped without them, so a failed installation is not an error and is
+# tried again next time.
 # --no-deps: torchvision would replace the installed torch.
 # OpenCV is installed separately, because it has wheels for some platforms only.
 oracles: .venv/.oracles

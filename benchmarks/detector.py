@@ -3,10 +3,14 @@
     .venv/bin/python benchmarks/detector.py --images DIR [--quick] [--out benchmarks/results/detector.json]
 
 The detector has random weights in mmdetection's checkpoint layout. Images are photographs, for example from COCO, resized to at
-most 800 x 1333. The JSON file contains, for every part of the detector, the share of codes that equal those of the simulation
-for the same inputs and the largest difference; the peak memory of a process that only loads and runs the integer detector; and
-the median CPU time on one thread, integer and float interleaved, per part and from pixels to masks. The score threshold is set
-so that there are many detections. --quick: small images, one calibration image, one round.
+most 800 x 1333. The JSON file contains
+
+- for every part of the detector, compared with the float simulation of quantization on the same inputs: the share of equal
+  codes and the largest difference;
+- the peak memory of a process that only loads and runs the integer detector;
+- the median CPU time on one thread, per part and from pixels to masks, with integer and float runs interleaved.
+
+The score threshold is set so that there are many detections. --quick: small images, one calibration image, one round.
 """
 
 from __future__ import annotations

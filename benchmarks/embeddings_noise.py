@@ -2,14 +2,17 @@
 
     .venv/bin/python benchmarks/embeddings_noise.py
 
-Reads what embeddings.py keeps in --work; run that first, with 1,000 queries. Noise: every float embedding of queries and
-gallery gets its own random vector, whose length sets the cosine (COSINES); prints the mean agreement of five draws. Error of
-VARIANT on the gallery, all vectors with length 1:
-- the share of its mean square that is the same for all images, and the share that a linear map of the embedding predicts (ridge
-  regression on 700 images, the best of RIDGES on the other 300);
-- the neighbour error, and that of random vectors with the lengths of the errors. The neighbour error is the standard deviation,
-  in thousandths, of the error of the cosines between an image and its eight nearest images, without the part that all eight
-  share, which does not change their order.
+Reads what embeddings.py keeps in --work; run that first, with 1,000 queries.
+
+Noise: adds a random vector to every float embedding of queries and gallery, with a length that gives the wanted cosine between
+the original and the sum (COSINES). Prints the agreement of nearest neighbours, as the mean of five draws.
+
+Error of VARIANT on the gallery, where all embeddings are normalized to length 1. Prints
+- the share of the mean squared error that is the same for all images, and the share that a linear map of the embedding predicts
+  (ridge regression on 700 images, with the best of RIDGES on the other 300);
+- the neighbour error of VARIANT, and the neighbour error if each error vector is replaced by a random vector of the same
+  length. The neighbour error is the standard deviation, in thousandths, of the error of the cosines between an image and its
+  eight nearest images, after subtracting the mean error of the eight, which does not change their order.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from version import ROOT
 COSINES = (0.999, 0.998, 0.997, 0.996)
 DRAWS = 5
 NEAREST = 8  # neighbours per image
-TRAINED = 700  # images of the linear map
+TRAINED = 700  # images that the linear map is fitted to
 RIDGES = (0.1, 1.0, 10.0, 100.0)  # penalties, as multiples of the mean eigenvalue
 
 

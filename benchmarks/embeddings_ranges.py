@@ -1,10 +1,10 @@
-"""Show how the ranges of activations change the embeddings of DINOv2: calibration images, floor of GELU outputs, wider ranges.
+"""Show how activation ranges affect the embeddings of DINOv2: vary the calibration images, gelu_floor and the width of ranges.
 
     .venv/bin/python benchmarks/embeddings_ranges.py --data ../shared/data
 
-Calibrates recipe `embedding` 8/8/4 with weights rounded to nearest, which takes about a minute per variant, and embeds training
-images that no variant is calibrated on with the integer program. embeddings_noise.py defines the neighbour error. Reads the
-float embeddings of imagenet/calib that embeddings.py keeps in --work; run that first.
+Calibrates recipe `embedding` 8/8/4 with weights rounded to nearest, which takes about a minute per variant. The integer program
+then embeds training images that no variant is calibrated on. embeddings_noise.py defines the neighbour error. Reads the float
+embeddings of imagenet/calib that embeddings.py keeps in --work; run that first.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def embeddings(model: FloatModel, calibration_images: Images, images: Images, va
 
 @contextmanager
 def wider_ranges(factor: float, roles: tuple[str, ...]) -> Iterator[None]:
-    """Multiply the observed ranges of sites that have these roles and one scale per channel."""
+    """Multiply the observed ranges of sites that have these roles and one scale per channel by `factor`."""
     original = channels.qparams
 
     def qparams(

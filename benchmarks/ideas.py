@@ -1,8 +1,8 @@
 """Measure what each part of recipe `fqvit` contributes: change one setting at a time, in simulation.
 
 Calibrates on half of the calibration images and compares with the float model on the other half: agreement of the top class,
-Kullback-Leibler divergence, and the expected loss of top-1 (quant/methods/auto.py). Settings are chosen here, so that the test
-images of accuracy.py stay held out.
+Kullback-Leibler divergence, and the expected loss of top-1 (quant/methods/auto.py). Choose settings with this script,
+so that the test images of accuracy.py stay held out.
 
     .venv/bin/python benchmarks/ideas.py vit_tiny --weights F.safetensors --calib DIR
 """

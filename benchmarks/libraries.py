@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fqvit import Engine
 from fqvit.bench.measure import smooth_images
 
-TURN_S = 0.2  # of one library in one round
+TURN_S = 0.2  # seconds of timed runs per library and round
 
 
 class Options(ctypes.Structure):

@@ -28,7 +28,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     parser = model_parser(__doc__, "w6a6,w4,w4a4")
-    parser.add_argument("--subsets", default="0,1,2,3,4", help="comma-separated numbers; subset i is shifted by i images")
+    parser.add_argument("--subsets", default="0,1,2,3,4", help="comma-separated; subset i is subset 0 shifted by i images")
     parser.add_argument("--size", type=int, default=96, help="images per subset")
     arguments = parser.parse_args()
     model = fqvit.load_model(arguments.model, arguments.weights)

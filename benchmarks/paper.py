@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/paper.py --data-root ROOT --only table --models deit_tiny --methods w6a6,w4a4
 
 ROOT has weights/*.safetensors, imagenet/calib and imagenet/val. Runs `fqvit table`, `ablate` and `sweep-k`, which cache
-finished cells, so that a restarted run continues where it was interrupted. Machine and commit are added to every row. Rows of
-models and methods that were not measured are kept.
+finished cells, so that a restarted run continues where it was interrupted. Machine and commit are added to every row. Older
+rows of other models and methods are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--only", default="table,ablate,sweep-k")
     parser.add_argument("--models", default=MODELS)
-    parser.add_argument("--methods", default=METHODS, help="of the table")
+    parser.add_argument("--methods", default=METHODS, help="comma-separated methods, for `table` only")
     given = parser.parse_args()
     root: Path = given.data_root
     models = ",".join(f"{name}={root / 'weights' / f'{name}_patch16_224.safetensors'}" for name in given.models.split(","))

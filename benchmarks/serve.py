@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--image", type=Path, required=True)
     parser.add_argument("--task", default="classify", choices=("classify", "embeddings"))
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--seconds", type=int, default=10, help="of each measurement")
+    parser.add_argument("--seconds", type=int, default=10, help="duration of each measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--json", action="store_true")

@@ -37,7 +37,8 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
 class SpeedModel:
     """A model to measure.
 
-    weights: checkpoint or ONNX file for the peers (the other runtimes)   kind: of the weights   programs: one per recipe
+    weights: checkpoint or ONNX file for the peers (the other runtimes)   programs: one per recipe
+    kind: how the weights were made, "real" or "normal, 3 sigma"
     """
 
     name: str
@@ -47,7 +48,7 @@ class SpeedModel:
 
 
 def prepare(name: str, recipes: tuple[str, ...], data: Path, folder: Path) -> SpeedModel:
-    """Return the files of a model. Those that are not in `folder` yet are made."""
+    """Return the files of a model, and create those that are not in `folder` yet."""
     return _timm(name, recipes, folder) if name in TIMM else _zoo(name, recipes, data, folder)
 
 
@@ -110,7 +111,7 @@ def _timm(name: str, recipes: tuple[str, ...], folder: Path) -> SpeedModel:
 
 
 def _quantize(model: fqvit.FloatModel, paths: Mapping[str, Path], data: Path | None) -> None:
-    """Write the programs that do not exist yet. data: has photographs for calibration"""
+    """Write the programs that do not exist yet. data: folder with photographs for calibration; None: use random images"""
     for recipe, path in paths.items():
         if not path.is_file():
             print(f"{model.name}: quantizing, recipe {recipe}", flush=True)

@@ -33,7 +33,17 @@ BATCH = 16
 def main() -> None:
     start = time.perf_counter()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    head = ("model", "float top-1", "integer top-1", "agreement", "float32", ".fqvit", "float", "integer", "float ops")
+    head = (
+        "model",
+        "float top-1",
+        "integer top-1",
+        "agreement",
+        "float size",
+        ".fqvit size",
+        "float time",
+        "integer time",
+        "float ops",
+    )
     rows = [row(name) for name in MODELS]
     print(table(head, rows))
     print(

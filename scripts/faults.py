@@ -27,7 +27,12 @@ from tests.robustness.faults import jobs, lost_workers, signals
 
 
 def kill(names: list[str], times: int, seed: int) -> bool:
-    """Kill each command many times. Returns True if no fault was found."""
+    """Kill each command many times. Returns True if no fault was found.
+
+    Prints one line per command, with the number of kills per stage. before: nothing was written yet
+    writing: there was an unfinished file   between: the old output folder was moved away, the new one not yet in place
+    after: the new output was complete
+    """
     from tests.robustness.faults import kills
 
     kills.warm_up()

@@ -41,7 +41,7 @@ VITS: dict[str, ViTConfig] = {
 }
 SWINS: dict[str, SwinConfig] = {
     "swin": SwinConfig((16, 16), 2, 3, 5, 8, (2, 1), (2, 4), 4, hidden_ratio=2),
-    # 5 x 7 tokens in windows of 3, then 3 x 4: both the windows and the merge need padding (index -1).
+    # 5 x 7 tokens, then 3 x 4 tokens after patch merging, in windows of 3 x 3. Windows and merging need padding (index -1).
     "padded swin": SwinConfig((10, 14), 2, 1, 4, 8, (2, 2), (1, 2), 3, hidden_ratio=2),
 }
 MODELS = (*VITS, *SWINS)

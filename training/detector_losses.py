@@ -1,8 +1,8 @@
 """Compute the training losses of a detector: match anchors and boxes with the ground truth and sample them.
 
-The values follow mmdetection's configurations for Swin: anchors are positive from IoU 0.7 and negative below 0.3, boxes are
-positive from IoU 0.5 (0.6 and 0.7 in the later stages of a cascade). The losses are cross entropy for classes and L1 for
-deltas. Matching and encoding run in numpy, with fqvit.detect.
+The values follow mmdetection's configurations for Swin. Anchors are positive from an intersection over union (IoU) of 0.7 and
+negative below 0.3, boxes are positive from IoU 0.5 (0.6 and 0.7 in the later stages of a cascade). The losses are cross
+entropy for classes and L1 for deltas. Matching and encoding run in numpy, with fqvit.detect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ANCHOR_SAMPLES, ANCHOR_POSITIVES = 256, 0.5
 class Samples:
     """Sampled boxes of a stage, of all images.
 
-    boxes: [n, 4]   image: [n]   label: [n], the number of classes for background
+    boxes: [n, 4]   image: [n]   label: [n]; for background, the number of classes
     truth: [n], index of the matched shape in its image; -1 for background
     """
 

@@ -1,6 +1,6 @@
 """Small classifiers of four families for Fashion-MNIST, in plain torch: no module of fqvit is used.
 
-| name | what it has |
+| name | architecture |
 |---|---|
 | rotary | rotary position embeddings, SwiGLU, RMS norm, mean pooling |
 | registers | class token and registers, LayerNorm of queries and keys per head, LayerScale |

@@ -21,7 +21,7 @@ from fqvit.detect.masks import to_runs
 
 CLASSES = ("disc", "square", "triangle", "star", "ring", "cross", "crescent", "bar")
 SIDE = 128
-SMALLEST, LARGEST = 16.0, 72.0  # sizes of shapes in pixels, uniform in their logarithm
+SMALLEST, LARGEST = 16.0, 72.0  # sizes of shapes in pixels, drawn log-uniformly
 MAX_SHAPES = 7
 MIN_VISIBLE = 0.5  # visible fraction of a shape; a new shape that would leave less of another one visible is not drawn
 MIN_PIXELS = 24  # minimum area of a new shape inside the image
@@ -95,7 +95,7 @@ def inside(label: int, u: Floats, v: Floats) -> Mask:
 
 
 def texture(rng: np.random.Generator, u: Floats, v: Floats, colour: Floats) -> Floats:
-    """Draw a texture [h, w, 3] of a colour and a similar one: plain, gradient, stripes, checkerboard or noise."""
+    """Draw a texture [h, w, 3] of two similar colours: plain (only `colour`), gradient, stripes, checkerboard or noise."""
     other = np.clip(colour + rng.uniform(-60, 60, 3), 0, 255)
     kind = rng.integers(5)
     if kind == 0:

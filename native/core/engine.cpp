@@ -39,7 +39,7 @@ struct Engine::State {
     Workspace& workspace(std::size_t i);
     template <class RunOp>
     void run_image(Workspace& workspace, const std::uint8_t* image, const RunOp& run_op) const;
-    void run_ops_in_parallel(Workspace& workspace);
+    void run_ops_in_parallel(Workspace& workspace, const OpDone& done = nullptr);
     void copy_outputs(const Workspace& workspace, std::int64_t i, const std::vector<std::uint8_t*>& ys) const;
     void run(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys);
 
@@ -115,7 +115,8 @@ bool Engine::State::is_buffer(int number) const {
 void Engine::State::add_ops(const Program& program) {
     require(program.ops.size() <= MAX_OPS, "too many ops: ", program.ops.size(), ", at most ", MAX_OPS);
     check_constants(program);
-    // Only linear ops with packed weights may read these and their exponents: no other op can interpret them.
+    // Packed weights and their exponents may only be read by linear ops with packed weights: no other op can interpret
+    // them.
     std::set<std::string> packed;
     for (const OpFields& op : program.ops) {
         if (!is_packed(op)) continue;
@@ -231,7 +232,8 @@ void Engine::State::copy_outputs(const Workspace& workspace, std::int64_t i,
 }
 
 // Runs one whole image per thread while there is an image for every thread. The remaining images run one by one, each
-// op shared by all threads. One thread computes each output element completely, so the bits do not depend on the split.
+// op shared by all threads. Each output element is computed entirely by one thread, so the bits do not depend on the
+// split.
 void Engine::State::run(const std::uint8_t* images, std::int64_t count, const std::vector<std::uint8_t*>& ys) {
     const std::int64_t image_bytes = values.values[0].bytes(), threads = pool->threads();
     const std::int64_t parallel_images = threads == 1 ? count : count / threads * threads;
@@ -256,13 +258,14 @@ void Engine::State::run(const std::uint8_t* images, std::int64_t count, const st
 }
 
 // Runs one image, each op shared by all threads.
-void Engine::State::run_ops_in_parallel(Workspace& own) {
+void Engine::State::run_ops_in_parallel(Workspace& own, const OpDone& done) {
     for (const std::unique_ptr<Op>& op : ops) {
         // Small chunks, because at the end of an op all threads wait for the last chunk.
         const std::int64_t items = op->items(), chunk = std::max<std::int64_t>(1, items / (pool->threads() * 16));
         pool->run(items, chunk, [&](int thread, std::int64_t begin, std::int64_t end) {
             op->run(own.frame.data(), begin, end, scratch[static_cast<std::size_t>(thread)]);
         });
+        if (done) done(values.names[static_cast<std::size_t>(op->output)], op->tag, op->macs());
     }
 }
 
@@ -297,9 +300,9 @@ std::uint8_t* Engine::input() {
     return state_->workspace(0).frame[0];
 }
 
-void Engine::run_in_place() {
+void Engine::run_in_place(const OpDone& done) {
     const std::lock_guard lock(state_->mutex);
-    state_->run_ops_in_parallel(state_->workspace(0));
+    state_->run_ops_in_parallel(state_->workspace(0), done);
 }
 
 const std::uint8_t* Engine::output_data(std::size_t i) const {

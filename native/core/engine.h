@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +25,9 @@ struct OpTime {
     double seconds;         // of the fastest round
     std::int64_t macs;      // multiply-accumulates of matrix products
 };
+
+// Called after each op of a run, for measurements. name: the buffer that the op wrote   macs: as in OpTime
+using OpDone = std::function<void(const std::string& name, const std::string& tag, std::int64_t macs)>;
 
 class WeightStore;
 class ThreadPool;
@@ -61,7 +65,7 @@ public:
     // Runs one image without copies: the caller writes it to input(), calls run_in_place() and reads output_data(i),
     // the i-th output. Both addresses are valid until the next run, or until another engine uses the shared memory.
     std::uint8_t* input();
-    void run_in_place();
+    void run_in_place(const OpDone& done = nullptr);
     const std::uint8_t* output_data(std::size_t i) const;
     // Runs one image and copies the values `numbers` to the arrays `ys`. Needs keep_buffers.
     void run_buffers(const std::uint8_t* image, const std::vector<int>& numbers, const std::vector<std::uint8_t*>& ys);

@@ -9,7 +9,8 @@
 
 namespace fqvit {
 
-// outputs: values that a run returns, so fusion must not remove them.
+// outputs: values that a run returns, so fusion must not remove them. owns_weights: no other engine uses the packed
+// weights, so fusion may reorder their channels.
 void fuse(std::vector<std::unique_ptr<Op>>& ops, const std::vector<int>& outputs, const KernelSet& kernels,
           bool owns_weights);
 

@@ -26,7 +26,8 @@ struct RoiAlign {
 
     // Limits under which no sum overflows. check_roi_align() tests them before anything runs.
     // The weights of a bin sum to 2^15 plus at most half a unit per cell, so with 8192 cells to at most 2^15 + 2^12:
-    //     first pass   255 (2^15 + 2^12) < 2^24;   second   (2^15 + 2^12) (255 (2^15 + 2^12) / 2^8 + 1) < 2^31
+    //     first pass:  255 * (2^15 + 2^12) < 2^24
+    //     second pass: (2^15 + 2^12) * (255 * (2^15 + 2^12) / 2^8 + 1) < 2^31
     // With samples <= 2^25 / 2^8 + 1 and 2 * samples * bins * cell <= 2 * (2^25 + 64 * 2^18) < 2^27, the numerator of a
     // weight, 2^15 * samples * (2 * samples * bins * cell), is below 2^59.
     static constexpr std::int64_t MAX_CELLS = 8192, MAX_SIDE = 64, MAX_EDGE = 1 << 24;
@@ -37,7 +38,7 @@ struct RoiAlign {
 void check_roi_align(const RoiAlign& a);
 
 // Runs on at most `threads` threads. The caller has called check_roi_align(a). instruction_set: as in Engine. The
-// result does not depend on either.
+// result depends neither on the number of threads nor on the instruction set.
 void roi_align(const RoiAlign& a, int threads, const std::string& instruction_set);
 
 class ThreadPool;

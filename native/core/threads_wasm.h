@@ -1,8 +1,9 @@
-// Threads of WebAssembly modules with shared memory, with the interface of the C++ library, which has none there.
+// Threads of WebAssembly modules with shared memory, with the interface of the C++ thread library, which is not
+// available there.
 //
 // A module cannot start threads. JavaScript starts workers, creates an instance of the module in each of them on the
 // same memory, and calls fqvit_thread_run(i), which waits for work and does not return. fqvit_threads_reserve(n) tells
-// the instance that loads models how many there are. A Thread borrows one of them until it is joined.
+// the instance that loads models how many workers there are. A Thread borrows one of the workers until it is joined.
 #pragma once
 
 #include <atomic>
@@ -17,9 +18,9 @@ constexpr int SPIN_FACTOR = 10;
 
 inline void yield_thread() {}
 
-// Sleeps until another thread notifies the address, unless the number there is no longer `old`. Never inlined:
-// the baseline compiler of V8 in Node.js 20 uses a stale register after the instruction, so its function must end
-// there.
+// Sleeps until another thread notifies the address. Returns at once if the number there is no longer `old`. Never
+// inlined: after the wait instruction, code of V8's baseline compiler in Node.js 20 reads a stale register, so the
+// function must end with this instruction.
 void wait_while_equal(std::int32_t* address, std::int32_t old);
 
 // A 32-bit number on which threads sleep until it changes.
@@ -29,7 +30,7 @@ public:
     explicit constexpr Signal(std::int32_t value) : value_(value) {}
 
     std::atomic<std::int32_t>& value() { return value_; }
-    // Sleeps unless the number is no longer `old`. May wake up for no reason.
+    // Sleeps until wake_one() or wake_all(). Returns at once if the number is no longer `old`. May wake up spuriously.
     void wait(std::int32_t old) { wait_while_equal(address(), old); }
     void wake_one() { __builtin_wasm_memory_atomic_notify(address(), 1); }
     void wake_all() { __builtin_wasm_memory_atomic_notify(address(), UINT32_MAX); }

@@ -22,7 +22,7 @@ public:
     using std::runtime_error::runtime_error;
 };
 
-// The same, and the message ends with a remedy. To other messages, the loader adds that the file is damaged.
+// A BadProgram whose message ends with a remedy. To messages without one, the loader adds that the file is damaged.
 class BadProgramWithRemedy : public BadProgram {
 public:
     using BadProgram::BadProgram;

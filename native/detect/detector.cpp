@@ -49,12 +49,13 @@ struct Detector::State {
 
     void load(std::shared_ptr<Source> source);
     Engine& pyramid(ImageSize padded);
-    Detections detect(ImageSize size, ImageSize original, const Image& image);
+    Detections detect(ImageSize size, ImageSize original, const Image& image, const OpDone& done);
     std::vector<ProposalLevel> proposal_levels(const Engine& engine) const;
     std::vector<LevelMap> level_maps(const Engine& engine) const;
-    std::vector<Candidate> classify(const std::vector<LevelMap>& maps, std::vector<Box> boxes, ImageSize size);
+    std::vector<Candidate> classify(const std::vector<LevelMap>& maps, std::vector<Box> boxes, ImageSize size,
+                                    const OpDone& done);
     std::vector<std::int32_t> mask_probabilities(const std::vector<LevelMap>& maps,
-                                                 const std::vector<Candidate>& chosen);
+                                                 const std::vector<Candidate>& chosen, const OpDone& done);
 
     std::string instruction_set;
     std::int64_t max_run_bytes;
@@ -164,7 +165,7 @@ std::vector<LevelMap> Detector::State::level_maps(const Engine& engine) const {
 
 // Runs the box heads on the proposals. The boxes of the result are in the coordinates of the network's input.
 std::vector<Candidate> Detector::State::classify(const std::vector<LevelMap>& level_maps, std::vector<Box> proposals,
-                                                 ImageSize size) {
+                                                 ImageSize size, const OpDone& done) {
     if (proposals.empty()) return {};
     const DetectorConstants& c = header.between;
     const std::size_t row = static_cast<std::size_t>(classes) + 1;
@@ -177,40 +178,47 @@ std::vector<Candidate> Detector::State::classify(const std::vector<LevelMap>& le
         found.one_box_per_class = delta_count > 4;
         found.logits.resize(proposals.size() * logit_count);
         found.deltas.resize(proposals.size() * delta_count);
-        head.run(level_maps, proposals, [&](std::size_t n, const std::vector<const std::int32_t*>& outputs) {
+        head.run(level_maps, proposals, done, [&](std::size_t n, const std::vector<const std::int32_t*>& outputs) {
             std::copy_n(outputs[0], logit_count, found.logits.data() + n * logit_count);
             std::copy_n(outputs[1], delta_count, found.deltas.data() + n * delta_count);
             for (std::size_t i = 0; i < row; ++i) total[n * row + i] += c.classes[stage].apply(outputs[0][i]);
         });
-        if (stage + 1 < boxes.size()) refine(proposals, found, stage, size, c);
+        if (stage + 1 < boxes.size()) {
+            refine(proposals, found, stage, size, c);
+            if (done) done("", "detections", 0);
+        }
     }
-    return select_detections(proposals, total, found, size, c);
+    std::vector<Candidate> chosen = select_detections(proposals, total, found, size, c);
+    if (done) done("", "detections", 0);
+    return chosen;
 }
 
 // Returns the mask probabilities for the class of each detection, averaged over the stages: i32 [n, side, side] in
 // units of 2^-15.
 std::vector<std::int32_t> Detector::State::mask_probabilities(const std::vector<LevelMap>& level_maps,
-                                                              const std::vector<Candidate>& chosen) {
+                                                              const std::vector<Candidate>& chosen,
+                                                              const OpDone& done) {
     const DetectorConstants& c = header.between;
     const auto side = static_cast<std::size_t>(2 * masks[0].side()), pixels = side * side;
     std::vector<Box> found;
     for (const Candidate& one : chosen) found.push_back(one.box);
     std::vector<std::int32_t> total(found.size() * pixels);  // sums of at most 16 stages, each at most 2^15
     for (std::size_t stage = 0; stage < masks.size(); ++stage) {
-        masks[stage].run(level_maps, found, [&](std::size_t n, const std::vector<const std::int32_t*>& outputs) {
+        masks[stage].run(level_maps, found, done, [&](std::size_t n, const std::vector<const std::int32_t*>& outputs) {
             const std::int32_t* logits = outputs[0] + chosen[n].label;
             for (std::size_t i = 0; i < pixels; ++i) {
                 const std::int64_t logit = c.mask_logits[stage].apply(logits[static_cast<std::int64_t>(i) * classes]);
                 total[n * pixels + i] += static_cast<std::int32_t>(sigmoid(logit));
             }
         });
+        if (done) done("", "detections", 0);
     }
     const auto stages = static_cast<std::int64_t>(c.stages());
     for (std::int32_t& sum : total) sum = static_cast<std::int32_t>(round_divide(sum, stages));
     return total;
 }
 
-Detections Detector::State::detect(ImageSize size, ImageSize original, const Image& image) {
+Detections Detector::State::detect(ImageSize size, ImageSize original, const Image& image, const OpDone& done) {
     require_size(size, MAX_SIDE);
     require_size(original, Image::MAX_IMAGE_SIDE);
     const std::lock_guard lock(mutex);
@@ -219,16 +227,19 @@ Detections Detector::State::detect(ImageSize size, ImageSize original, const Ima
     std::uint8_t* input = engine.input();
     resize_image(image, header.resize, size, input, 3 * padded.width);
     pad_image(input, size, padded, header.between.padding);
-    engine.run_in_place();
+    if (done) done("", "resize", 0);
+    engine.run_in_place(done);
     const std::vector<LevelMap> level_maps = this->level_maps(engine);
-    const std::vector<Candidate> chosen =
-        classify(level_maps, propose(proposal_levels(engine), size, header.between), size);
+    std::vector<Box> proposals = propose(proposal_levels(engine), size, header.between);
+    if (done) done("", "proposals", 0);
+    const std::vector<Candidate> chosen = classify(level_maps, std::move(proposals), size, done);
     Detections out{original, 2 * masks[0].side(), header.between.mask, {}, {}, {}, {}};
-    out.probabilities = mask_probabilities(level_maps, chosen);
+    out.probabilities = mask_probabilities(level_maps, chosen, done);
     for (const Candidate& one : chosen) {
         out.boxes.push_back(rescale(one.box, size, original));
         out.scores.push_back(one.score), out.labels.push_back(one.label);
     }
+    if (done) done("", "detections", 0);
     return out;
 }
 
@@ -240,11 +251,11 @@ Detector::~Detector() = default;
 Detections Detector::detect(const Image& image) {
     require_size(image.size, Image::MAX_IMAGE_SIDE);
     const DetectSettings& s = state_->header.settings;
-    return state_->detect(resized_size(image.size, s.short_side, s.long_side), image.size, image);
+    return state_->detect(resized_size(image.size, s.short_side, s.long_side), image.size, image, nullptr);
 }
 
-Detections Detector::detect_resized(const Image& resized, ImageSize original) {
-    return state_->detect(resized.size, original, resized);
+Detections Detector::detect_resized(const Image& resized, ImageSize original, const OpDone& done) {
+    return state_->detect(resized.size, original, resized, done);
 }
 
 void Detections::paste(std::size_t i, std::uint8_t* mask) const {

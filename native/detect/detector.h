@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/engine.h"
 #include "detect/boxes.h"
 #include "detect/header.h"
 #include "detect/image.h"
@@ -50,7 +51,9 @@ public:
     // Resizes the image as the file says and detects objects. Throws BadProgram if the image is empty or too large.
     Detections detect(const Image& image);
     // The same for an image that has already been resized. original: the size to which boxes and masks are scaled
-    Detections detect_resized(const Image& resized, ImageSize original);
+    // done: called after each step of the run with the name of the network, or of the buffer in the pyramid, and one of
+    // the tags resize, an op of the pyramid, proposals, roi_align, head, detections. There is no time outside of steps.
+    Detections detect_resized(const Image& resized, ImageSize original, const OpDone& done = nullptr);
 
     const DetectorHeader& header() const;  // without ops
     const std::string& json() const;       // the header as it is stored

@@ -12,12 +12,12 @@ namespace fqvit {
 
 constexpr int MANTISSA_FRACTION = 30;
 
-// 2^x = mantissa 2^exponent, with the mantissa in units of 2^-30.
+// 2^x = mantissa * 2^exponent, with the mantissa in units of 2^-30.
 struct Power {
     std::int64_t mantissa, exponent;
 };
 
-// x: in units of 2^-27
+// Returns 2^x. x: in units of 2^-27
 Power power_of_two(std::int64_t x);
 
 // Computes the scores of one row, in units of 2^-24. logits: base-2 logits [count] in units of 2^-27, |logit| < 2^61

@@ -15,7 +15,11 @@ constexpr std::int64_t BYTES_AT_ONCE = std::int64_t{16} << 20;  // limit for the
 
 Head::Head(const Part& part, const std::vector<Output>& maps, const std::vector<Ratio>& ratios,
            const DetectorConstants& constants, const Shared& shared)
-    : shared_(shared), side_(part.program.input[0]), channels_(part.program.input[2]), areas_(constants.areas) {
+    : name_(part.name),
+      shared_(shared),
+      side_(part.program.input[0]),
+      channels_(part.program.input[2]),
+      areas_(constants.areas) {
     const CodeInput& input = *part.header->input;
     for (std::size_t i = 0; i < maps.size(); ++i) {
         align_.push_back({.map = nullptr,
@@ -73,17 +77,19 @@ void Head::pool_features(const std::vector<LevelMap>& maps, const Box* boxes, st
     }
 }
 
-void Head::run_some(const std::vector<LevelMap>& maps, const Box* boxes, std::int64_t count) {
+void Head::run_some(const std::vector<LevelMap>& maps, const Box* boxes, std::int64_t count, const OpDone& done) {
     const std::int64_t batches = (count + batch_ - 1) / batch_, rois = batches * batch_;
     // The last batch is padded with zero features, whose outputs are not used.
     features_.assign(memory_size(rois * side_ * side_ * channels_), 0);
     pool_features(maps, boxes, count);
+    if (done) done(name_, "roi_align", 0);
     std::vector<std::uint8_t*> ys;
     for (std::size_t i = 0; i < outputs_.size(); ++i) {
         outputs_[i].resize(memory_size(rois * counts_[i]));
         ys.push_back(reinterpret_cast<std::uint8_t*>(outputs_[i].data()));
     }
     engine_->run_all(features_.data(), batches, ys);
+    if (done) done(name_, "head", engine_->macs() * batches);
 }
 
 void Head::release() {

@@ -36,12 +36,12 @@ public:
     std::int64_t output_count(std::size_t output) const { return counts_[output]; }  // elements per RoI
 
     // Pools the features of the boxes and runs the head on them. Calls visit(n, outputs) for each box in order, with
-    // pointers to its outputs.
+    // pointers to its outputs. done: called after RoIAlign and after the network
     template <class Visit>
-    void run(const std::vector<LevelMap>& maps, const std::vector<Box>& boxes, const Visit& visit) {
+    void run(const std::vector<LevelMap>& maps, const std::vector<Box>& boxes, const OpDone& done, const Visit& visit) {
         for (std::size_t begin = 0; begin < boxes.size(); begin += static_cast<std::size_t>(at_once_)) {
             const std::size_t end = std::min(boxes.size(), begin + static_cast<std::size_t>(at_once_));
-            run_some(maps, boxes.data() + begin, static_cast<std::int64_t>(end - begin));
+            run_some(maps, boxes.data() + begin, static_cast<std::int64_t>(end - begin), done);
             std::vector<const std::int32_t*> outputs(counts_.size());
             for (std::size_t n = begin; n < end; ++n) {
                 for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -54,10 +54,11 @@ public:
     }
 
 private:
-    void run_some(const std::vector<LevelMap>& maps, const Box* boxes, std::int64_t count);
+    void run_some(const std::vector<LevelMap>& maps, const Box* boxes, std::int64_t count, const OpDone& done);
     void pool_features(const std::vector<LevelMap>& maps, const Box* boxes, std::int64_t count);
     void release();
 
+    std::string name_;  // such as boxes.0
     Shared shared_;
     std::int64_t side_, channels_, batch_ = 0, at_once_ = 0;  // at_once: boxes whose features are in memory at once
     std::vector<RoiAlign> align_;                             // per map; its boxes and memory are set before each call

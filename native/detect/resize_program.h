@@ -11,7 +11,8 @@
 
 namespace fqvit {
 
-using Moves = std::map<std::string, Move, std::less<>>;  // by the buffer that the op writes
+// How each op depends on the image size, keyed by the name of the buffer that the op writes.
+using Moves = std::map<std::string, Move, std::less<>>;
 
 // Returns the program for images of height x width. program: must be verified, but may lack the indices and regions,
 // which are replaced. If it has them and was built for this size, they must equal the new ones. The caller verifies the

@@ -1,5 +1,5 @@
-// The shapes of buffers, op by op, without checking and packing the ops. Rebuilding a program for another image size
-// needs them before the engine verifies the result.
+// Infers the shapes of all buffers, op by op, without checking or packing the ops. Rebuilding a program for another
+// image size needs these shapes before the engine verifies the result.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@ namespace fqvit {
 
 using Shapes = std::map<std::string, Shape, std::less<>>;
 
-// The first input of an op.
+// Returns the name of the first input of an op.
 const std::string& first_input(const OpFields& op);
 
 // Returns the shape of the op's output. shapes: the shapes of the buffers that earlier ops have written. Throws

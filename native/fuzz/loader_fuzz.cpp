@@ -24,8 +24,8 @@ constexpr std::int64_t MOST_PIXELS = 1 << 15, MOST_VALUES = 1 << 17, MOST_WORK =
     std::abort();
 }
 
-// Replaces the fingerprint by that of the contents, if the container can be read and stores one of the right length.
-// Returns whether the file is a detector.
+// Replaces the stored fingerprint by the one that matches the contents, if the container can be read and the stored
+// fingerprint has the right length. Returns whether the file is a detector.
 bool repair(Bytes& file) {
     bool is_detector = false;
     try {
@@ -38,7 +38,7 @@ bool repair(Bytes& file) {
         const std::string valid = fingerprint_of(container, json->second);
         const auto found = std::search(file.begin(), file.end(), old.begin(), old.end());
         if (old.size() == valid.size() && found != file.end()) std::copy(valid.begin(), valid.end(), found);
-    } catch (const BadProgram&) {}  // the loader must reject it, too
+    } catch (const BadProgram&) {}  // the loader must reject the file as well
     return is_detector;
 }
 
@@ -88,7 +88,7 @@ bool check_program(const Bytes& file) {
     const std::vector<int> buffers = buffers_of(*unfused);
     if (is_large(*unfused, buffers)) return false;
     const Shape& shape = unfused->engine().image().shape;
-    const std::int64_t style = unfused->header().images;  // unused otherwise: mutations of it choose the pixels
+    const std::int64_t style = unfused->header().images;  // has no other effect, so mutations can choose the pixels
     const Bytes images[] = {image_of(shape, style, 1), image_of(shape, style + 1, 2)};
     const Outputs expected = run(unfused->engine(), images[0], 1);
     for (const int number : buffers) {

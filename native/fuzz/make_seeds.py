@@ -79,7 +79,7 @@ def several_outputs() -> dict[str, bytes]:
 
 
 def wide_ops(count: int, largest: int, styles: int) -> dict[str, bytes]:
-    """Return `count` programs of each kind in EVERY_WIDE, of at most `largest` bytes, with one or all four styles of images."""
+    """Return `count` programs per case in EVERY_WIDE, each of at most `largest` bytes. styles: number of image styles."""
     found = {}
     for kind, case in EVERY_WIDE.items():
         taken = 0

@@ -55,7 +55,7 @@ public:
             }
         }
         metadata[key] = program.dump();
-        metadata["fingerprint"] = std::string(64, '0');  // the target repairs it
+        metadata["fingerprint"] = std::string(64, '0');  // loader_fuzz.cpp replaces it by a valid one
         return packed(metadata, tensors);
     }
 

@@ -1,5 +1,5 @@
 // Turns a decoded image into the input of a model: resize, then crop the center. Gives the same bits as
-// Preprocess.apply in src/fqvit/data/preprocess.py (the pass order of Pillow 13) on every platform.
+// Preprocess.apply in src/fqvit/data/preprocess.py (with the pass order of Pillow 13) on every platform.
 #pragma once
 
 #include <cstdint>

@@ -59,7 +59,8 @@ void add_window(Axis& axis, std::int64_t first, const std::vector<double>& weigh
     axis.windows.push_back({first, static_cast<std::int64_t>(axis.weights.size()) - offset, offset});
 }
 
-// Resizes low..high of an axis with `size` pixels to `outputs` pixels, of which begin..end-1 are computed.
+// Returns the windows that resize the part low..high of an axis with `size` pixels to `outputs` pixels, for the output
+// pixels begin..end-1.
 Axis make_axis(const Filter& filter, std::int64_t size, float low, float high, std::int64_t outputs, std::int64_t begin,
                std::int64_t end) {
     // Pillow subtracts floats. The cast rounds the difference on platforms that compute it in double.

@@ -15,9 +15,9 @@ struct Window {
     std::int64_t first, count, offset;
 };
 
-// One window per output pixel. A sum of pixels fits in int32: the weights of a window sum to 1, their magnitudes to
-// less than 1.5 (bicubic at a border), and rounding adds at most half a unit per weight, with at most
-// MAX_IMAGE_SIDE = 2^22 weights. Half a unit of the result is added for rounding:
+// One window per output pixel. A weighted sum of pixels fits in int32: in units of 2^-22, the magnitudes of the weights
+// of a window sum to less than 1.5 * 2^22 (bicubic at a border). Rounding adds at most 1/2 per weight, which is at most
+// 2^21 for MAX_IMAGE_SIDE = 2^22 weights. Another 2^21 is added to round the sum:
 //     255 * (1.5 * 2^22 + 2^21) + 2^21 < 2^31
 struct Axis {
     std::vector<Window> windows;

@@ -117,7 +117,7 @@ typedef struct fqvit_tensor {
     int64_t zero_point; /**< the integer that means 0 */
     const uint8_t*
         alpha; /**< one exponent per channel, the scale of channel c being scale * 2^alpha[c]; NULL if all are 0 */
-    const char* output_name; /**< its name in `quantize --output`, such as "tokens@9"; "pixels" for an input */
+    const char* output_name; /**< the name in `fqvit quantize --output`, such as "tokens@9"; "pixels" for an input */
 } fqvit_tensor;
 
 /** A decoded image with its EXIF orientation applied: rows of interleaved 8-bit pixels. */
@@ -216,7 +216,7 @@ typedef struct fqvit_detector_description {
     uint32_t classes;               /**< number of classes, without the background */
     uint32_t stages;                /**< number of box heads in sequence */
     uint64_t calibration_images;    /**< number of images that the detector was calibrated with */
-    uint32_t short_side, long_side; /**< images are resized, aspect ratio kept, to the largest size within both */
+    uint32_t short_side, long_side; /**< images keep their aspect ratio and get the largest size within both limits */
     const char* resize;             /**< how images are interpolated: "opencv" or "rounded" */
     uint32_t max_detections;        /**< per image */
     uint32_t mask_side;             /**< probabilities per side of a mask */

@@ -12,9 +12,10 @@ namespace fqvit {
 namespace {
 
 constexpr std::uint64_t MAX_HEADER = 100'000'000;  // bytes, as in the safetensors library
-constexpr std::uint64_t LENGTH_BYTES = 8;          // size of the field before the header, which holds its length
+constexpr std::uint64_t LENGTH_BYTES = 8;          // size of the first field, the length of the header
 
-// Reports a file that is not valid safetensors. Every .fqvit file has the brace of the header at the same position.
+// Reports a file that is not valid safetensors. In every .fqvit file, the opening brace of the header is at the same
+// position.
 [[noreturn]] void fail_container(Source& source) {
     char start = '\0';
     if (source.size() > LENGTH_BYTES) source.read(LENGTH_BYTES, 1, &start);
@@ -63,7 +64,7 @@ void read_metadata(Json json, std::map<std::string, std::string, std::less<>>& o
     read_field(json, Where{nullptr, "__metadata__"}, {}, out);
 }
 
-// Checks that the tensors cover `size` bytes without gaps and overlaps, each with the bytes that its shape needs. The
+// Checks that the tensors cover `size` bytes without gaps or overlaps, each with the bytes that its shape needs. The
 // sizes of tensors that do not hold integers are not checked.
 void check_layout(std::vector<Tensor>& tensors, std::uint64_t size) {
     std::sort(tensors.begin(), tensors.end(), [](const Tensor& a, const Tensor& b) { return a.offsets < b.offsets; });

@@ -28,8 +28,8 @@ namespace fqvit {
 // The path of a value inside a document, for error messages.
 struct Where {
     const Where* parent = nullptr;
-    std::string_view name{};  // of a member; empty for an element
-    std::int64_t index = -1;  // of an element
+    std::string_view name{};  // name of a member; empty for an element of a list
+    std::int64_t index = -1;  // index of an element; -1 for a member
     std::string str() const;
 };
 

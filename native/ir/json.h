@@ -25,7 +25,7 @@ public:
     // Each accessor requires the matching type.
     bool as_boolean() const;
     std::int64_t as_integer() const;
-    double as_number() const;  // also of integer and big
+    double as_number() const;  // also for integer and big
     std::string_view as_text() const;
 
     // Calls item(Json) for each element of an array.
@@ -47,7 +47,7 @@ private:
 
 // Where JSON readers differ. A document must accept and reject the same texts as the reader that Python uses.
 struct JsonRules {
-    int max_depth;           // of arrays and objects inside each other
+    int max_depth;           // maximum nesting depth of arrays and objects
     bool minus_zero_is_int;  // whether -0 is an integer or a float
 };
 constexpr JsonRules PROGRAM_JSON{512, true};     // msgspec, which has no limit of its own

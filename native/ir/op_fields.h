@@ -44,7 +44,7 @@ struct LinearFields {
 
     // Whether the weights are stored in fewer than 8 bits each.
     bool packed() const { return group != 0 || width != 0; }
-    // Returns the name of a constant of this op; the constants `w` and `exponent` may belong to another op.
+    // Returns the name of the constant `part`, "w" or "exponent". It belongs to the op `weights_of` if that is set.
     std::string weight_part(const char* part) const { return weights_of.value_or(y) + "." + part; }
 };
 
@@ -59,7 +59,7 @@ struct LayerNormFields {
     std::int64_t fraction = 24;
 };
 
-// A multiplier: one number, or the name of an i32 constant with one per channel (add) or per head (matmul).
+// A multiplier: one number, or the name of an i32 constant with one multiplier per channel (add) or per head (matmul).
 struct Multiplier {
     std::int64_t value = 0;
     OptionalName constant{};

@@ -11,12 +11,12 @@
 namespace fqvit {
 
 struct AttentionBytes {
-    // Weights minus the smallest weight, which is at most 0, stored as high * 2^split + low with low < 2^split. Indexed
-    // by the distance to the largest score (RELATIVE) or by code. If all are below 256, split is 0 and the low bytes
-    // are 0.
+    // Weights minus least_weight, which is the smallest weight or 0 if no weight is negative. These differences are
+    // stored as high * 2^split + low with low < 2^split. Indexed by the distance to the largest score (RELATIVE) or by
+    // code. If all differences are below 256, split is 0 and the low bytes are 0.
     alignas(64) std::uint8_t weight_low[256], weight_high[256];
-    // LOG: the same, once per possible split. The split of a row is split_by_code[its smallest code], so that more
-    // rows need only one byte.
+    // LOG: the same, once per possible split. The split of a row is split_by_code[its smallest code], so that in more
+    // rows all low bytes are 0.
     alignas(64) std::uint8_t log_low[9][64], log_high[9][64];
     std::int32_t split_by_code[16];
     std::int32_t split = 0, least_weight = 0,

@@ -68,7 +68,7 @@ const Gemm* gemm_neon_i8mm();
 const Gemm* gemm_simd128();
 const Gemm* gemm_relaxed_simd();  // WebAssembly only; also null if a probe finds its instructions inexact
 
-// Returns the GEMM for these weights: the given one, unless it does not support them. w: `count` weights
+// Returns the given GEMM if it supports these weights, else gemm_simd128(). w: `count` weights
 #if defined(__wasm__)
 const Gemm* gemm_for_weights(const Gemm* gemm, const std::int8_t* w, std::int64_t count);
 #else

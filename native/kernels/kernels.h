@@ -22,7 +22,7 @@ struct Requantization {
     enum Form : std::uint8_t {
         ANY,        // use the parameters above
         HIGH_HALF,  // every shift is >= 32 and zero * 2^shift < 2^60: the result is in the high half of the product
-        LIFTED,     // the same after accumulators are multiplied by 2^lift; the products fit in i32
+        LIFTED,     // the same after accumulators are multiplied by 2^lift; these still fit in i32
     } form;
     const std::int32_t* vector_mult;
     const std::int64_t* vector_half;   // 2^(shift - 1) + zero * 2^shift + bias * mult; channel order 0 2 4 6 1 3 5 7
@@ -78,10 +78,10 @@ struct Norm {
     const std::int32_t* zero;
     const std::int32_t* alpha;
     const std::int32_t* g;
-    const std::int64_t* b;  // b * 2^b_shift + 2^(shift - 1)
+    const std::int64_t* b;  // b of the op * 2^b_shift + 2^(shift - 1)
     bool fits_i32;          // every C * v - M1 fits in i32, |t| < 2^30, shift >= 32 and fraction is 24
     bool per_tensor;      // fits_i32, all alpha are 0, C is a multiple of 16 and v is x minus the offset below, as i16
-    std::int16_t offset;  // per_tensor: the zero point, or any number if it cancels because of the centering
+    std::int16_t offset;  // per_tensor: the zero point; with centering, any number, because it cancels
     // Set by QuickNorm (quick_norm.h), or null. In each group of 16 elements of quick_b, the even channels precede the
     // odd ones.
     const std::int32_t* quick_g;

@@ -8,12 +8,12 @@
 
 namespace fqvit {
 
-// M1 = sum v and M2 = sum v^2 of a row.
+// M1 = sum v and M2 = sum v^2 of a row, with v as in Norm (kernels.h).
 struct NormMoments {
     std::int64_t sum, squares;
 };
 
-// d = isqrt(D * 4^j) and its reciprocal rho = floor(2^61 / d), saturated to i32.
+// d = isqrt(D * 4^j), with D and j as in Norm, and its reciprocal rho = floor(2^61 / d), saturated to i32.
 struct NormScale {
     std::int64_t sum, d, rho;
     int j;

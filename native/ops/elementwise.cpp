@@ -155,8 +155,8 @@ std::size_t tile_bytes(std::int64_t channels) {
     return round_up(static_cast<std::size_t>(TILE_ROWS * channels) * sizeof(std::int32_t), std::size_t{64});
 }
 
-// Returns n so that acc * 2^n and shift + n give the same codes in Requantization::HIGH_HALF, or 0 if there is no such
-// n. Weights times 2^n must fit in i16.
+// Returns the smallest n with which requantizing acc * 2^n by shift + n has the form Requantization::HIGH_HALF, or 0 if
+// there is no such n. The codes do not depend on n. Weights times 2^n must fit in i16.
 int find_lift(const std::vector<std::int64_t>& mult, const std::vector<std::int64_t>& shift, std::int64_t bound) {
     constexpr int MAX_LIFT = 7;
     int lift = 0;

@@ -172,8 +172,8 @@ Linear::Linear(const LinearFields& fields, Scope& scope) : kernels_(scope.kernel
 
 std::int64_t Linear::items() const { return wide_in_ ? rows_ : row_blocks_ * panel_groups_; }
 
-// Scratch: the packed block of rows, then the tiles (all panels of a group if there are several K-blocks, else one),
-// then the gathered rows of a fused take.
+// Scratch: the packed block of rows, then the tiles (one per panel of a group if there are several K-blocks, else only
+// one), then the gathered rows of a fused take.
 std::size_t Linear::scratch() const {
     const bool several_k_blocks = weights_->packed != nullptr && weights_->packed->k_blocks() > 1;
     const std::int64_t tiles = several_k_blocks ? (panels_ + panel_groups_ - 1) / panel_groups_ : 1;

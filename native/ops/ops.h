@@ -138,7 +138,7 @@ private:
     const Add* add_ = nullptr;
     int residual_ = -1;  // the value that is added
     const Take* take_ = nullptr;
-    std::int64_t rows_of_take_ = 1;  // per row of x
+    std::int64_t rows_of_take_ = 1;  // rows of the take that form one row of x
 };
 
 // Reshapes to `view`, selects one index of one axis, permutes the axes, reshapes to the output.
@@ -154,7 +154,7 @@ public:
 
 private:
     Shape sizes_, strides_;                    // output axes that are not contiguous; strides are in bytes of the input
-    std::int64_t first_, contiguous_, outer_;  // bytes, bytes, count
+    std::int64_t first_, contiguous_, outer_;  // offset in bytes, bytes per contiguous run, number of runs
 };
 
 // y = clamp(requantize(sum_k (a - a_zero) * (b - b_zero) + bias) + y_zero), for each slice of the last two axes.
@@ -171,8 +171,8 @@ public:
     std::int64_t inner, mult, shift, a_zero, b_zero, y_zero, last, heads;  // mult: the largest of all heads
     bool b_rows, wide_a, wide_b;                                           // b_rows: b is [K, N], else [N, K]
     std::vector<std::int32_t> mults;                                       // [H], or empty: all heads have `mult`
-    std::vector<std::int32_t> bias;                                        // [R, H]
-    std::vector<std::int32_t> index;                                       // [M, N]
+    std::vector<std::int32_t> bias;                                        // [R, H], a table of R values per head
+    std::vector<std::int32_t> index;                                       // [M, N], rows of this table
 };
 
 // log_softmax, softmax and row_codes.

@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include <chrono>
 #include <cstring>
 
 #include "detect/detector.h"
@@ -71,6 +72,27 @@ nb::tuple detect_resized(fqvit::Detector& detector, const Pixels& pixels, std::i
     return to_tuple(found);
 }
 
+// Detects objects and measures the wall time of each step: the time since the previous one.
+nb::tuple profile(fqvit::Detector& detector, const Pixels& pixels, std::int64_t height, std::int64_t width) {
+    using Clock = std::chrono::steady_clock;
+    const fqvit::Image image = image_of(pixels);
+    fqvit::Detections found;
+    std::vector<fqvit::OpTime> times;
+    {
+        const WithoutGil without;
+        Clock::time_point last = Clock::now();
+        found = detector.detect_resized(
+            image, {height, width}, [&](const std::string& name, const std::string& tag, std::int64_t macs) {
+                const Clock::time_point now = Clock::now();
+                times.push_back({name, tag, std::chrono::duration<double>(now - last).count(), macs});
+                last = now;
+            });
+    }
+    nb::list steps;
+    for (const fqvit::OpTime& time : times) steps.append(nb::make_tuple(time.name, time.tag, time.seconds, time.macs));
+    return nb::make_tuple(to_tuple(found), steps);
+}
+
 nb::object paste_mask(const Probabilities& probabilities, const Edges& box, std::int64_t height, std::int64_t width,
                       std::int64_t threshold) {
     const auto side = static_cast<std::int64_t>(probabilities.shape(0));
@@ -92,6 +114,7 @@ void bind_detector(nb::module_& m) {
     nb::class_<Detector>(m, "Detector")
         .def("detect", &detect, nb::arg("pixels").noconvert())
         .def("detect_resized", &detect_resized, nb::arg("pixels").noconvert(), nb::arg("height"), nb::arg("width"))
+        .def("profile", &profile, nb::arg("pixels").noconvert(), nb::arg("height"), nb::arg("width"))
         .def_prop_ro("header",
                      [](const Detector& detector) { return nb::bytes(detector.json().data(), detector.json().size()); })
         .def_prop_ro("fingerprint", &Detector::fingerprint)

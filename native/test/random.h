@@ -7,7 +7,7 @@ namespace fqvit {
 
 class Random {
 public:
-    // seed: must not be 0, with which within() would always return lo.
+    // seed: must not be 0; with 0, within() would always return lo.
     explicit Random(std::uint64_t seed) : state_(seed) {}
 
     // Uniform in lo..hi, for hi - lo < 2^32.

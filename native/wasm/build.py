@@ -2,8 +2,8 @@
 
 The compiler is Zig from PyPI (`pip install ziglang`), which contains clang, wasm-ld and the sources of libc and libc++. Zig
 compiles its C++ library without exceptions, so the files of LLVM that throw and catch are compiled here from the same package.
-Zig keeps compiled files in a cache, so a second build is fast. The modules import nothing, except for the memory of those with
-threads.
+Zig keeps compiled files in a cache, so a second build is fast. Modules without threads import nothing; those with threads
+import only their memory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ HERE = NATIVE / "wasm"
 STANDARD = ("-std=c++20", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
 # Compiled for speed; everything else for size, as in native/CMakeLists.txt.
 FAST = re.compile(r"^kernels/|^image/|/(roialign|boxes|proposals|mask|image|exp|opencv_weights|weights)\.cpp$")
-# As in native/CMakeLists.txt: floating-point weights of the resizing have the same bits on every platform.
+# Compiled with -ffp-contract=off, as in native/CMakeLists.txt, so that floating-point weights are the same on every platform.
 EXACT = ("image/weights.cpp", "detect/opencv_weights.cpp")
 PAGE = 65536
 MAX_PAGES = 32768  # 2 GiB
-INITIAL_PAGES = 128  # 8 MiB, of modules with threads: whoever creates their memory needs the number
+INITIAL_PAGES = 128  # 8 MiB, for modules with threads; the JavaScript code that creates their memory must use the same number
 STACK_BYTES = 1 << 20
 
 
@@ -183,7 +183,7 @@ class Build:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", dest="folder", type=Path, default=NATIVE.parent / "build" / "wasm", help="folder of the modules")
-    parser.add_argument("--tests", action="store_true", help="also compile the test programs, to the folder tests below")
+    parser.add_argument("--tests", action="store_true", help="also compile the test programs, into its subfolder tests")
     parser.add_argument("--jobs", type=int, default=2, help="number of compilers that run at the same time")
     args = parser.parse_args()
     build = Build(args.folder, args.jobs)

@@ -1,5 +1,6 @@
 # fqvit_thread_run(i): gives worker i a stack and thread-local variables in its block of fqvit_thread_blocks, then waits for work.
-# In assembly, because nothing may use the stack before: a new instance has that of the thread that loads models.
+# Written in assembly, because nothing may use the stack before this: the stack pointer of a new instance points into the stack of
+# the thread that loads models.
 	.globaltype __stack_pointer, i32
 	.functype __wasm_init_tls (i32) -> ()
 	.functype fqvit_thread_loop (i32) -> ()

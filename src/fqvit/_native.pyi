@@ -102,6 +102,10 @@ class Detector:
         """Detect objects in a decoded, upright image [h, w, 3]. Raises BadProgram if the image is too large."""
     def detect_resized(self, pixels: NDArray[np.uint8], height: int, width: int) -> Detections:
         """Detect objects in a resized image. height, width: size of the original image, to which boxes are scaled"""
+    def profile(
+        self, pixels: NDArray[np.uint8], height: int, width: int
+    ) -> tuple[Detections, list[tuple[str, str, float, int]]]:
+        """Like detect_resized, and return (name, tag, seconds, macs) of each step; see native/detect/detector.h."""
     @property
     def header(self) -> bytes:
         """The JSON of the detector, as it is stored."""

@@ -217,7 +217,7 @@ def test_files_that_are_not_programs_are_rejected(program: Path, weights: Path, 
     for words in (("inspect",), ("classify", "x.png"), ("eval",), ("compare",)):
         command, rest = words[0], words[1:]
         assert_rejected(fqvit(command, tmp_path / "none.fqvit", *rest), "no such file")
-        if command != "eval":  # which measures the float model
+        if command != "eval":  # eval measures the float model instead
             assert_rejected(fqvit(command, weights, *rest), "not a quantized program")
         assert_rejected(fqvit(command, damaged, *rest), "damaged")
         assert_rejected(fqvit(command, short, *rest), "truncated")

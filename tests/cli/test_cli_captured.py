@@ -17,7 +17,7 @@ from tests.cli.command_line import assert_rejected, fqvit
 from tests.factories import images_for
 from tests.factories import one_thread as one_thread
 
-# Options for what the shapes of the weights do not show.
+# Settings that cannot be inferred from the shapes of the weights.
 DECIDED = ("--heads", 3, "--pool", "token", "--activation", "gelu")
 
 

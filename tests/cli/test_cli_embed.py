@@ -61,7 +61,7 @@ def test_a_folder_gets_one_file_per_shard(tmp_path: Path) -> None:
     assert (fqvit(*words).json["files"], fqvit(*words).json["kept"]) == (3, 3)
     assert sorted(os.listdir(tmp_path / "out")) == [f"x-{number}.safetensors" for number in range(3)]
     said = fqvit(*words[:-1]).out
-    assert "files: 3, complete before: 3" in said
+    assert "files: 3, already complete: 3" in said
 
 
 def test_inputs_are_not_overwritten(tmp_path: Path) -> None:

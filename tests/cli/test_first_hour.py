@@ -55,7 +55,7 @@ def test_mistakes_in_python_are_reported_in_one_line(name: str, place: Path) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_paths_and_pictures_are_sent_to_fqvit_load(place: Path) -> None:
+def test_errors_for_paths_and_pictures_recommend_fqvit_load(place: Path) -> None:
     for images in ("cat.jpg", Path("cat.jpg"), Image.new("RGB", (40, 40))):
         with pytest.raises(package.FqvitError, match=r"fqvit.load\(FILE\) takes paths and pictures"):
             package.Engine("a.fqvit").run(images)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_a_photo_is_not_called_a_damaged_program(place: Path) -> None:
         assert "damaged" not in done.err
 
 
-def test_a_missing_checkpoint_is_not_to_be_made_by_quantize(place: Path) -> None:
+def test_the_error_for_a_missing_checkpoint_does_not_recommend_quantize(place: Path) -> None:
     for words in (("eval", "deit_tiny.safetensors"), ("classify", "deit_tiny.safetensors", "cat.jpg"), ("inspect", "d.pth")):
         done = fqvit(*words)
         assert_rejected(done, "no such file")
@@ -91,7 +91,7 @@ def test_a_float_checkpoint_can_be_evaluated_by_its_path(place: Path) -> None:
     assert fqvit("eval", "renamed.safetensors", "--limit", "50", "--json").json["backend"] == "native"
 
 
-def test_exported_qdq_files_can_be_evaluated_and_notes_are_no_warnings(place: Path) -> None:
+def test_exported_qdq_files_can_be_evaluated_and_notes_are_not_printed_as_warnings(place: Path) -> None:
     pytest.importorskip("onnxruntime")
     done = fqvit("export", "a.fqvit", "--to", "qdq", "-o", "a.onnx")
     assert done.code == 0 and done.err == "" and "sites with QuantizeLinear" in done.out
@@ -107,7 +107,7 @@ def test_bits_that_do_not_make_the_file_smaller_are_mentioned(place: Path) -> No
     size = (place / "a.fqvit").stat().st_size
     assert (place / "n.fqvit").stat().st_size < 0.7 * size and "stored in 8" not in narrow.out
     assert (place / "s.fqvit").stat().st_size > 0.95 * size
-    assert "7-bit weights are stored in 8 bits, so the file is as large as with 8" in same.out
+    assert "7-bit weights are stored in 8 bits, so the file is as large as with 8-bit weights" in same.out
 
 
 @pytest.mark.parametrize("name", ["golden", "knn", "near_duplicates", "run", "serve", "text_search"])

@@ -57,3 +57,34 @@ def test_bash_accepts_the_completion_script() -> None:
     )
     subprocess.run(["bash", "-n"], input=shown.stdout, text=True, check=True)
     assert "_FQVIT_COMPLETE" in shown.stdout
+
+
+def installed(shell: str, home: Path) -> dict[str, str]:
+    """Run `fqvit --install-completion` with a home folder of its own; return the environment."""
+    folders = {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "PATH": f"{PROGRAM.parent}:{os.environ['PATH']}"}
+    environment = {**os.environ, **folders, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    subprocess.run([str(PROGRAM), "--install-completion", shell], env=environment, capture_output=True, check=True)
+    return environment
+
+
+@pytest.mark.skipif(not PROGRAM.is_file() or shutil.which("zsh") is None, reason="needs zsh and the command fqvit")
+def test_zsh_completes_with_the_first_tab(tmp_path: Path) -> None:
+    environment = installed("zsh", tmp_path)
+    # As on the first Tab, with the functions of the completion system replaced by ones that print.
+    state = (
+        "fpath=(~/.zfunc); compdef() { :; }; _arguments() { print -r -- $@; }; _files() { print files; }; autoload -Uz _fqvit"
+    )
+    for words, expected in (("quan", "quantize"), ("quantize --recipe w4", "w4a4"), ("classify photo", "files")):
+        line = f"{state}; words=(fqvit {words}); CURRENT=$#words; _fqvit; _fqvit_completion"
+        shown = subprocess.run(["zsh", "-f", "-c", line], env=environment, capture_output=True, text=True, check=True).stdout
+        assert shown.count(expected) == 2, f"{words}: {shown}"
+
+
+@pytest.mark.skipif(not PROGRAM.is_file() or shutil.which("fish") is None, reason="needs fish and the command fqvit")
+def test_fish_completes_commands_options_values_and_files(tmp_path: Path) -> None:
+    environment = installed("fish", tmp_path)
+    (tmp_path / "photo.jpg").touch()
+    for line, expected in (("quan", "quantize"), ("quantize --recipe w4a", "w4a4"), ("classify pho", "photo.jpg")):
+        command = ["fish", "-c", f"complete -C 'fqvit {line}'"]
+        shown = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        assert [found.split("\t")[0] for found in shown.splitlines()] == [expected]

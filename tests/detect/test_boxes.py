@@ -105,7 +105,7 @@ def test_a_box_with_an_iou_of_exactly_the_threshold_is_kept() -> None:
     assert nms(boxes, np.array([0.9, 0.8]), iou_above(0.49)).tolist() == [0]
 
 
-def test_groups_do_not_suppress_each_other_and_are_sorted_by_score() -> None:
+def test_groups_do_not_suppress_each_other_and_kept_boxes_are_sorted_by_score() -> None:
     boxes, scores = some_boxes(60), np.random.default_rng(4).uniform(size=60)
     groups = np.arange(60) % 3
     kept = grouped_nms(boxes, scores, groups, iou_above(0.3))

@@ -1,4 +1,4 @@
-"""The cache of values by image size: which values are kept or dropped, and use by several threads."""
+"""Test the cache that is keyed by image size: which values it keeps or drops, and its use by several threads."""
 
 from __future__ import annotations
 

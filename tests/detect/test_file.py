@@ -66,7 +66,7 @@ def test_a_new_detector_stores_and_uses_the_resize_rule_of_opencv(tmp_path: Path
     assert (found.pixels != resize(pixels, *found.size)).any()
 
 
-def test_a_file_without_a_resize_rule_uses_the_rule_rounded_and_keeps_its_bytes(tmp_path: Path) -> None:
+def test_a_file_without_a_resize_rule_uses_the_rounded_rule_and_is_saved_with_the_same_bytes(tmp_path: Path) -> None:
     path, image = GOLDEN / "mask_rcnn_v1.fqvit", sample_images()[0]
     loaded = DetectorProgram.load(path)
     assert loaded.resize == "rounded" and b'"resize":"r' not in loaded.encoded() and b'"resize":"o' not in loaded.encoded()

@@ -52,7 +52,7 @@ def test_decoding_is_within_the_bound_of_real_arithmetic(size: tuple[int, int], 
 
 
 def test_decoding_large_boxes_is_within_the_bound_at_the_image_border() -> None:
-    """Boxes of up to 8192 pixels, enlarged up to 62.5 times, with an edge moved into the image: the largest errors."""
+    """Test the largest errors: boxes of up to 8192 pixels, enlarged up to 62.5 times, with one edge inside the image."""
     rng = np.random.default_rng(0)
     count, scale = 200_000, 2.0**-14
     side = rng.integers(7000 * 256, 8192 * 256 + 1, (count, 1)) >> rng.integers(0, 12, (count, 1))
@@ -60,7 +60,7 @@ def test_decoding_large_boxes_is_within_the_bound_at_the_image_border() -> None:
     box = np.concatenate([low, low, low + side, low + side], 1)
     log = rng.uniform(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO, (count, 1)) + rng.choice([0, 99], (count, 1))
     grown = np.exp(np.minimum(log, LARGEST_LOG_RATIO))
-    # The edge is at `wanted`: centre + offset * side -+ grown * side / 2 = wanted
+    # Choose offsets that put one edge at `wanted`: centre + offset * side -+ grown * side / 2 = wanted
     wanted = rng.random((count, 1)) * 2**21
     offset = (wanted - low) / side - 0.5 + rng.choice([-1, 1], (count, 1)) * grown / 2
     deltas = np.concatenate([offset / 0.1, offset / 0.1, log / 0.2, log / 0.2], 1) / scale

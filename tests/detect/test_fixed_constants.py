@@ -1,4 +1,4 @@
-"""Test the constants of integer detectors: how they are computed, and the checks that let no file cause an overflow."""
+"""Test the constants of integer detectors: how they are computed, and the checks that keep files from causing overflows."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def values(probabilities: NDArray[np.int32], box: NDArray[np.int64]) -> NDArray[
 def assert_equal_away_from_threshold(box: NDArray[np.int64], threshold: float, probabilities: NDArray[np.int32]) -> None:
     found = paste(probabilities, box, HEIGHT, WIDTH, math.ceil(threshold * 2**30))
     exact = float_paste(probabilities / 2**15, box / 256, HEIGHT, WIDTH, threshold)
-    # Positions in the mask are off by at most 2^-16 per axis, and interpolated rows are rounded to 2^-15.
+    # Positions in the mask are off by at most 2^-16 per axis, and interpolated rows are rounded to multiples of 2^-15.
     sure = np.abs(values(probabilities, box) - threshold) > 2.0**-14
     assert found.shape == exact.shape and (found == exact)[sure].all()
 

@@ -125,8 +125,9 @@ def test_sums_are_close_to_float_roi_align(side: int) -> None:
         exact = float_roi_align(map_.astype(np.float32) - 100, boxes / 256, STRIDE, side)
         found = align_sums(map_, boxes, side, align_params(zero=100))
         assert np.abs(found).max() < 2**31
-        # Weights are rounded to 2^-15: per axis, an error of at most 2^-16 * |value| per cell of a bin; |value| <= 155.
-        # Sums over rows are rounded to 2^-7: an error of at most 2^-8.
+        # Weights are rounded to multiples of 2^-15. Per axis, each cell of a bin adds an error of at most 2^-16 * 155,
+        # because the largest |value| is 155.
+        # Sums over rows are rounded to multiples of 2^-7, which adds an error of at most 2^-8.
         cells = np.minimum((boxes[:, 2:] - boxes[:, :2]).max(1) // CELL // side + 3, 31)
         bound = 2 * 155 * cells / 2**16 + 2.0**-8 * 1.01 + 1e-4
         assert (np.abs(found / 2**22 - exact).reshape(len(boxes), -1).max(1) <= bound).all()

@@ -37,7 +37,8 @@ def test_resizing_is_bilinear_between_pixel_centres(new: tuple[int, int]) -> Non
     expected = torch.nn.functional.interpolate(x, new, mode="bilinear")[0].permute(1, 2, 0).numpy()
     found = resize(pixels, *new)
     assert found.shape == (*new, 3)
-    # The bound is 1/2 for the rounding, plus, per axis, half the unit of the weights (2^-11) times a difference of at most 255.
+    # Rounding the result adds an error of at most 1/2. Per axis, rounding the weights to multiples of 2^-11 adds at most 2^-12
+    # times the difference of two pixels, which is at most 255.
     assert abs(found - expected).max() <= 0.5 + 2 * 255 / 2**12
 
 

@@ -103,7 +103,8 @@ def test_images_are_resized_bit_identically_to_the_reference(rule: ResizeRule) -
 def test_an_image_without_detections_gives_empty_results() -> None:
     program = golden("mask_rcnn_v1")
     image = program.prepare(Image.fromarray(noise(60, 60)))
-    # No score is above 1, and offsets of 2^29 pixels leave no proposal inside the image.
+    # The first change requires a score above 1, which no box has. The second moves every proposal by 2^29 pixels, out of the
+    # image.
     far = Ratio(2**31 - 1, 1)
     for change in ({"score": 1 << 24}, {"deltas": ((far, far, far, far),) * len(program.between.deltas)}):
         changed = replace(program, between=msgspec.structs.replace(program.between, **change))

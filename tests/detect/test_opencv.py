@@ -1,4 +1,7 @@
-"""Test that resizing is bit-identical to OpenCV: with stored pixels, the installed cv2, and weights in exact arithmetic."""
+"""Test that resizing is bit-identical to OpenCV.
+
+The results are compared with stored pixels, with the installed cv2, and with weights computed in exact arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def cv2() -> ModuleType:
 
 def assert_equals_opencv(cv2: ModuleType, pixels: NDArray[np.uint8], height: int, width: int) -> None:
     expected = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
-    assert_same(resize(pixels, height, width), expected, f"{pixels.shape[:2]} to {height} x {width}: ours and that of OpenCV")
+    assert_same(resize(pixels, height, width), expected, f"{pixels.shape[:2]} to {height} x {width}: fqvit and OpenCV")
 
 
 def test_resizing_equals_the_installed_opencv(cv2: ModuleType) -> None:
@@ -131,7 +134,7 @@ def exact_axis(old: int, new: int) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize(
     ("old", "new"), [(427, 800), (640, 1067), (4000, 37), (3, 1000), (1000, 3), (9999, 1024), (6000, 128), (1, 5463)]
 )
-def test_weights_follow_from_ieee_754_alone(old: int, new: int) -> None:
+def test_weights_follow_from_ieee_754_rounding_only(old: int, new: int) -> None:
     assert list(zip(*(part.tolist() for part in axis_weights(old, new)), strict=True)) == exact_axis(old, new)
 
 

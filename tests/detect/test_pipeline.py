@@ -36,7 +36,8 @@ def test_proposals_are_the_best_of_each_level_after_nms() -> None:
     objectness[0][1, 2] = 3.0
     objectness[1][0, 0] = 4.0
     boxes = propose(objectness, [np.zeros((2, 3, 4)), np.zeros((1, 2, 4))], (8, 12), ONE_RATIO)
-    # Anchors of 32 and 64 pixels, clipped to 8 x 12, are equal within a level: one of each level is kept, the best first.
+    # The anchors of the two levels have sides of 32 and 64 pixels, so all of them are equal when clipped to 8 x 12 pixels.
+    # Non-maximum suppression runs per level and keeps one box of each level.
     assert boxes.tolist() == [[0, 0, 12, 8], [0, 0, 12, 8]]
 
 

@@ -48,9 +48,10 @@ def program_of(ops: tuple[Any, ...], moves: dict[str, Move], output: Output, con
 
 
 def pyramid(*more: Any, **moves: Move | None) -> Program:
-    """32 x 32 pixels -> 8 x 8 patches -> self-attention in windows of 4 x 4; also every second patch, enlarged again.
+    """Return a program: 32 x 32 pixels -> 8 x 8 patches -> self-attention in windows of 4 x 4.
 
-    moves: changes to MOVES, by buffer; None removes a move
+    A second branch selects every second patch of the 8 x 8 patches and enlarges the result to 8 x 8 again.
+    moves: replaces entries of MOVES, whose keys are buffers; None removes an entry
     """
     ops = (
         PATCHES,

@@ -1,4 +1,4 @@
-"""Test that a layer that runs on several maps stores its weights once. The proposal head runs on five levels."""
+"""Test that a layer that runs on several maps stores its weights once: the proposal head, which runs on five levels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The trained Mask R-CNN of training/weights: equal bits on both backends, less than one point of average precision lost."""
+"""Test the trained Mask R-CNN of training/weights.
+
+Both backends give the same bits, and quantization loses less than one point of average precision.
+"""
 
 from __future__ import annotations
 

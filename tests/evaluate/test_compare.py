@@ -1,4 +1,4 @@
-"""Tests of the comparison by site: the rebuilt simulation, signal-to-noise ratios, and float models that do not match."""
+"""Tests of the comparison per site: the rebuilt simulation, signal-to-noise ratios, and float models that do not match."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_all_sites_and_the_logits_are_compared_lowest_ratio_first(made: Any) -> 
     assert found.integer_agreement is not None and 0 <= found.integer_agreement <= 100
 
 
-def test_integer_and_simulated_ratios_are_close_and_not_above_the_ratio_for_rounding_only_this_site(made: Any) -> None:
+def test_integer_and_simulated_ratios_are_close_and_rounding_only_one_site_gives_no_lower_ratio(made: Any) -> None:
     for row in compare(made.program, made.model, [made.images[:12]]).sites:
         assert row.integer_db is not None and row.simulated_db is not None
         assert math.isclose(row.integer_db, row.simulated_db, abs_tol=2.5), row

@@ -37,7 +37,7 @@ def test_class_names_count_as_bytes_of_the_file_but_not_as_overhead(made: Any, t
         found.append(inspect(program, tmp_path / "tiny.fqvit"))
         assert found[-1].names == found[-1].bytes["class names"] == len(text)
     assert found[1].total - found[0].total > 10_000
-    assert abs(found[1].extra - found[0].extra) < 32  # the digits of offsets in the header, and its padding
+    assert abs(found[1].extra - found[0].extra) < 32  # the header differs in the digits of its offsets and in its padding
 
 
 def test_all_ops_sites_and_proofs_are_listed(made: Any, tmp_path: Path) -> None:

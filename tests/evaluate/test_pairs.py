@@ -20,7 +20,7 @@ def test_lost_and_gained_images_are_counted() -> None:
 
 
 def direct_score(images: int, gained: int, lost: int, d: float) -> float:
-    """Return the score of the difference d, with q, the most likely share of `lost` images, found on a fine grid."""
+    """Return the score statistic of the difference d. A grid search finds q, the most likely share of `lost` images."""
     q = np.linspace(max(0.0, -d), (1 - d) / 2, 200_001)
     with np.errstate(divide="ignore"):
         log_likelihood = (images - gained - lost) * np.log(np.maximum(1 - 2 * q - d, 0))
@@ -37,7 +37,7 @@ def test_the_score_is_the_critical_value_at_both_ends_of_the_interval(images: in
     assert direct_score(images, gained, lost, high) == pytest.approx(-NORMAL_95, abs=2e-3)
 
 
-def test_the_interval_approaches_the_normal_one_for_many_images() -> None:
+def test_the_interval_approaches_the_normal_approximation_for_many_images() -> None:
     images, gained, lost = 50_000, 1200, 1500
     error = NORMAL_95 * math.sqrt(gained + lost - (gained - lost) ** 2 / images) / images
     low, high = score_interval(images, gained, lost)

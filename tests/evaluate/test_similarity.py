@@ -143,7 +143,7 @@ def test_a_result_without_images_is_rejected() -> None:
         OutputVectors(EMBEDDING).result(None)
 
 
-def test_outputs_are_described_as_the_engine_does(features) -> None:  # type: ignore[no-untyped-def]
+def test_described_outputs_equal_those_of_the_engine(features) -> None:  # type: ignore[no-untyped-def]
     from dataclasses import asdict
 
     from fqvit.runtime.native import Engine

@@ -70,7 +70,7 @@ def test_risc_v_without_floats_matches_the_reference(
     machine: str, abi: str, exported_vit: Path, fmnist_vit: Program, tmp_path: Path
 ) -> None:
     compiler, qemu = tool("riscv64-unknown-elf-gcc"), tool(f"qemu-riscv{machine[2:4]}")
-    # The start code is C and does not set the global pointer, which relaxed code would use.
+    # The start code is C and does not set the global pointer, which code would use after linker relaxation.
     flags = (*BARE, f"-march={machine}", f"-mabi={abi}", "-static", "-Wl,--no-relax,--no-warn-rwx-segments", "-I", exported_vit)
     run(compiler, *flags, TARGETS / "riscv.c", *sources(exported_vit), "-lgcc", "-o", tmp_path / "model")
     images = embedded_images()[0][7:8]

@@ -1,4 +1,7 @@
-"""Tests of exports of captured programs: integer ONNX and C are bit-exact, QDQ recognises the functions of lookup tables."""
+"""Tests of exports of captured programs: integer ONNX and C are bit-exact.
+
+Exports with QuantizeLinear and DequantizeLinear (QDQ) recognise the functions of lookup tables.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def test_integer_exports_are_bit_exact(kind: str, builder: Builder) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_qdq_models_agree_with_the_program(kind: str) -> None:
-    """The classifier has quick GELU, the hybrid SiLU: GELU in their place would give large errors."""
+    """The classifier uses quick GELU and the hybrid uses SiLU. Exporting either of them as GELU would give large errors."""
     program = captured_program(kind)
     images, output = images_for(program.header.preprocess, 4, 1), program.header.output
     scale = output.scale * (1.0 if output.alpha is None else np.exp2(program.constants[output.alpha].astype(float)))

@@ -28,7 +28,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten images in folders by predicted class; the first one is in the folder of another class."""
+    """Return a folder of ten images, one sub-folder per predicted class. The first image is in the wrong sub-folder."""
     folder = tmp_path_factory.mktemp("data")
     program = Program.load(file)
     images = images_for(program.header.preprocess, 10)

@@ -18,9 +18,9 @@ LOW = {
     "w6a6": RECIPES["w6a6"],
     "w4a4": RECIPES["w4a4"],
     "w4": RECIPES["w4"],
-    # Attention of 6 bits on a curve, and 3-bit codes of GELU outputs that are spaced bytes.
+    # 6-bit attention codes whose levels lie on a curve, and GELU outputs that use 2^3 unevenly spaced values of a byte.
     "w6a6 5/3/6": with_methods(with_bits(RECIPES["w6a6"], "5/3/6")),
-    # One width per layer, as recipe auto chooses them.
+    # A different weight width per layer, as recipe auto chooses.
     "mixed": msgspec.structs.replace(RECIPES["w4"], layer_bits={"*.fc1": 6, "*.proj": 8, "*.qkv": 3}),
 }
 

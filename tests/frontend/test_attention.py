@@ -88,8 +88,8 @@ def test_windows_with_a_cyclic_shift_are_captured() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_heads_before_windows_become_heads_after_windows(count: int) -> None:
-    """NesT has the axes [N, heads, windows, tokens, width], and interleaves joined heads: channel 0 of every head is first."""
+def test_an_axis_of_heads_before_the_windows_is_moved_after_them(count: int) -> None:
+    """NesT has the axes [N, heads, windows, tokens, width]. Joined heads are interleaved: channel 0 of each head is first."""
     model = Tokens(lambda x: x, qkv=nn.Linear(8, 24), proj=nn.Linear(8, 8))
 
     def body(x: Tensor, layers: nn.ModuleDict) -> Tensor:

@@ -41,7 +41,7 @@ def test_a_graph_captured_with_one_image_runs_batches() -> None:
 
 
 def test_parity_compares_the_graph_with_the_module_itself() -> None:
-    """Plain layers compute the same ops in the same order, so the difference may be exactly 0, as for Swin."""
+    """A graph of plain layers runs the same ops as the module in the same order, so the difference may be exactly 0."""
     module = randomised(Tokens(lambda x: x.mean(1), head=nn.Linear(8, 4)))
     module.body = lambda x, layers: layers["head"](x.mean(1))  # type: ignore[assignment]
     graph = capture(module, SIZE)

@@ -1,4 +1,4 @@
-"""Views of the draft graph: identity, wholeness, concatenation, pruning."""
+"""Tests of views of the draft graph: identity views, views that contain every element once, concatenation, pruning."""
 
 from __future__ import annotations
 

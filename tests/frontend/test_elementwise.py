@@ -98,7 +98,7 @@ def test_a_gated_mlp_has_one_multiply() -> None:
     assert kinds(captured(model)).count("Multiply") == 1
 
 
-def test_a_relu_of_a_convolution_of_the_images_is_a_table() -> None:
+def test_a_relu_of_a_convolution_of_the_images_becomes_a_lookup_table() -> None:
     """Only layers that read codes can clamp their accumulators at the zero point."""
     graph = tokens(F.relu)
     assert kinds(graph) == ["Patches", "Activation"]

@@ -55,7 +55,7 @@ def test_a_group_norm_becomes_one_norm(groups: int) -> None:
 
 @pytest.mark.parametrize(("channels", "narrow"), [(24, False), (40, True)])
 def test_a_group_norm_of_long_rows_runs_in_integers(channels: int, narrow: bool) -> None:
-    """16,129 values or more need fewer fraction bits; from 32,768 on, squares of 16-bit codes would overflow."""
+    """Rows of 16,129 values or more need fewer fraction bits; from 32,768 values on, squares of 16-bit codes would overflow."""
 
     class Normed(nn.Module):
         def __init__(self) -> None:

@@ -35,7 +35,7 @@ def cosine() -> Program:
         constants[f"{y}.shift"] = np.full(outputs, 37, np.uint8)
 
     def affine(y: str, gain: float, zero: int) -> dict[str, int]:
-        """Return shift and b_shift of a norm with gamma / s_y = gain."""
+        """Add the constants of a norm whose gamma divided by its output scale is `gain`; return its shift and b_shift."""
         shift, b_shift = 40, 20
         g, b = np.full(WIDTH if y != "norm" else CHANNELS, round(gain * 2 ** (shift - 24))), zero << (shift - b_shift)
         constants[f"{y}.affine"] = np.stack([g, np.full_like(g, b)]).astype(np.int32)
@@ -43,7 +43,7 @@ def cosine() -> Program:
 
     linear("qkv", 3 * CHANNELS, 2000)
     linear("head", CLASSES, 200)
-    # Row and column offsets between every two positions on the grid.
+    # Row and column offsets between every pair of positions on the grid.
     down, across = (np.arange(TOKENS) // GRID, np.arange(TOKENS) % GRID)
     offsets = [axis[:, None] - axis[None, :] + GRID - 1 for axis in (down, across)]
     constants["positions"] = (offsets[0] * (2 * GRID - 1) + offsets[1]).astype(np.int32)
@@ -53,7 +53,7 @@ def cosine() -> Program:
     constants["codes.table"] = np.round(15 * np.exp(-SCORE_SCALE * np.arange(256))).astype(np.uint8)
 
     view, perm = (TOKENS, 3, HEADS, WIDTH), (1, 0, 2)
-    unit = 127 / np.sqrt(WIDTH)  # L2 normalization: RMS normalization divided by sqrt(D)
+    unit = 127 / np.sqrt(WIDTH)  # L2 normalization is RMS normalization divided by sqrt(WIDTH)
     ops: list[AnyOp] = [
         Permute(
             y="patches", x=INPUT, view=(GRID, PATCH, GRID, PATCH), perm=(0, 2, 1, 3), shape=(TOKENS, CHANNELS)

@@ -1,4 +1,4 @@
-"""Build a small random program whose norms, like those of long rows, have quotients with fewer than 24 fraction bits."""
+"""Build a small random program with norms whose quotients have fewer than 24 fraction bits, as in norms of long rows."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from tests.golden.cosine import cosine  # noqa: E402
 from tests.golden.fraction import fraction  # noqa: E402
 from tests.golden.widths import widths  # noqa: E402
 
-# 5 x 7 tokens in windows of 3, padded, and shifted in the second block: a small file with masks.
+# A small file with attention masks: 5 x 7 tokens in padded windows of 3 x 3, which are shifted in the second block.
 MASKED_SWIN = SwinConfig((10, 14), 2, 1, 4, 8, (2,), (2,), 3, hidden_ratio=2)
 # {file: (kind of model in factories.py or a configuration, recipe, class names, features)}
 FILES = {

@@ -17,7 +17,7 @@ SIDE, CHANNELS, GROUP = 5, 27, 4  # 27 codes fill no whole number of bytes at an
 
 
 def widths() -> Program:
-    """Return a chain of linear layers: widths 2 to 7, then 2 to 7 in groups of 4; two ops use the weights of another op."""
+    """Return a chain of linear ops with weights of 2 to 7 bits, without and then with groups of 4; two ops reuse weights."""
     rng = np.random.default_rng(13)
     ops: list[Any] = [Permute(y="row", x=INPUT, view=(SIDE * SIDE,), perm=(0,))]
     constants: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Make small pictures and embed them directly, for the tests of `embed`."""
+"""Make small pictures and compute their expected embeddings, for the tests of `embed`."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_an_interrupted_run_continues_after_its_finished_parts(tmp_path: Path, m
     place, out = folder_of(tmp_path / "photos", 35), tmp_path / "out.safetensors"
     embed_file(job_of(place), tmp_path / "whole.safetensors")
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill_after(patch, 7)  # parts of 3 batches: two are finished
+        kill_after(patch, 7)  # a part has 3 batches, so two parts are finished
         embed_file(job_of(place), out)
     assert not out.exists() and hidden(tmp_path) == [".out.safetensors.parts"]
     with monkeypatch.context() as patch:

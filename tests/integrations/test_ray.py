@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis  # noqa: F401  # its plugin would import it at the end, while threads of Ray compile (CPython issue 106905)
+# If it is not imported here, its pytest plugin imports it at the end, while threads of Ray compile (CPython issue 106905).
+import hypothesis  # noqa: F401
 import numpy as np
 import pytest
 

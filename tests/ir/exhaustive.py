@@ -135,12 +135,12 @@ def products() -> Case:
 
 
 def norms() -> Case:
-    """LayerNorm of every row of two channels: D = (a - b)^2 + epsilon for every difference of bytes and several epsilons."""
+    """LayerNorm of every row (a, b), with several epsilons. It takes the square root of D = (a - b)^2 + epsilon."""
     ops: list[AnyOp] = [Permute(y="rows", x=INPUT, view=(256, 256, 2), perm=(0, 1, 2), shape=(65536, 2))]
     constants: dict[str, Any] = {}
     expected = {}
     wide = ((2**30, -(2**29) - 1), (2**24 + 1, 20000 * 2**16), 40, 24)
-    # These constants make every bit of t visible where t is within 2^16 of its maximum.
+    # These constants make every bit of the normalized value t visible where t is within 2^16 of its maximum.
     fine = ((2, 2), (2**17 - 2**25, 2**17 - 2**25), 1, 0)
     settings = [(1, 0, (0, 0), wide), (2, 128, (0, 3), wide), (20011, 255, (1, 0), wide), (2**40 + 1, 100, (15, 15), wide)]
     settings += [(1, 0, (0, 0), fine), (3, 9, (2, 2), fine)]
@@ -235,7 +235,7 @@ def softmaxes() -> Case:
 
 
 def shifts() -> Case:
-    """Every log2 code times every value, one token per row: acc = (v - zero) * 2^(last - a)."""
+    """Every log2 code a times every value v, with one token per row: acc = (v - zero) * 2^(last - a)."""
     ops: list[AnyOp] = [Permute(y="v", x="row", view=(1, 256), perm=(0, 1), shape=(1, 1, 256))]
     constants: dict[str, Any] = {}
     expected = {}

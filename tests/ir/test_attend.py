@@ -191,7 +191,7 @@ def test_a_site_survives_json() -> None:
 def test_every_row_has_the_code_of_distance_0_and_other_regions_are_masked(
     seed: int, entries: int, last: int, masked: bool
 ) -> None:
-    """Attend relies on both, for any scores and any table."""
+    """Attend relies on these two properties of RowCodes, for any scores and any table."""
     rng = np.random.default_rng(seed)
     x = rng.integers(0, rng.choice([1, 30, last + 1]), (2, 3, 2, 7, 7)).astype(np.uint8 if last == 255 else np.uint16)
     table, region = rng.integers(0, 256, entries).astype(np.uint8), rng.integers(0, 3, (3, 7)).astype(np.uint8)
@@ -213,7 +213,7 @@ def proved(op: Attend, tokens: int, **known: Any) -> list[Proof]:
     return op.infer(Scope(values, {}, "y"))[1]
 
 
-# The longest rows with 255 T L < 2^31, for the largest level L = 2^15 and L = 255.
+# The largest numbers of tokens T with 255 * T * L < 2^31, if the largest level L is 2^15 and if it is 255.
 LIMITS = {"2^15": (257, (2**15,) + (0,) * 255, 0), "8 bits": (33025, (), 255)}
 
 
@@ -257,5 +257,5 @@ def test_the_proofs_of_attend_hold_for_any_weights(seed: int, tokens: int, mult:
         numerator = mult * 2**15 + total // 2
         row = numerator // total
         assert abs(acc) <= bounds["acc"].bound and numerator <= bounds["M numerator"].bound
-        assert row <= mult < 2**29  # a kernel may store it in 32 bits
+        assert row <= mult < 2**29  # a kernel may store the multiplier of a row in 32 bits
         assert abs(acc * row) + 2 ** (shift - 1) <= bounds["y before its shift"].bound

@@ -106,7 +106,7 @@ def test_linear_is_bounded_by_its_positive_and_negative_weights(w: list[int], bi
 def test_layernorm_is_bounded_by_a_row_with_one_outlier(
     channels: int, zero: int, alpha: int, g: int, b: int, shift: int, fraction: int
 ) -> None:
-    """|t| < (sqrt(C) + 1) * 2^fraction for every row, since |C * v - M1| <= sqrt(C * D)."""
+    """In the notation of LayerNorm, |t| < (sqrt(C) + 1) * 2^fraction for every row, since |C * v - M1| <= sqrt(C * D)."""
     zeros = [0] * (channels - 1)
     constants = {"y.affine": np.array([[g, *zeros], [b, *zeros]], np.int32), "al": np.array([alpha, *zeros], np.uint8)}
     op = LayerNorm(y="y", x="x", epsilon=7, shift=shift, b_shift=9, zero=zero, alpha="al", fraction=fraction)
@@ -176,7 +176,8 @@ def test_softmaxes_are_bounded_by_a_row_of_largest_exponentials(tokens: int, tab
         last = 2**bits - 1
         assert (value.lo, value.hi, value.masked, value.row_sum) == (0, last, False, 3 * 2**last // 2 + tokens)
     uniform = Softmax(y="y", x="x", mult=mult, shift=shift)
-    # e * r <= mult + e because r is rounded; the bound adds another e as a margin, and the rounding term of the shift.
+    # An exponential e is multiplied by r = round(mult / sum), so e * r <= mult + e. The bound adds another e as a margin, and
+    # the rounding term of the shift.
     last_product = {"y before its shift": (mult + 2 * max(table) + 2 ** (shift - 1), 63)}
     assert proofs_of(uniform, values, constants) == total | last_product
 

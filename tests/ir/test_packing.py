@@ -71,7 +71,7 @@ def test_unpack_inverts_pack_at_every_width(seed: int, outputs: int, inputs: int
     packed = pack_codes(codes, width)
     assert packed.dtype == np.uint8 and packed.shape == (outputs, -(-inputs * width // 8))
     assert_same(unpack_codes(packed, inputs, width), codes, "unpacked weights")
-    for row, one in zip(packed, codes, strict=True):  # a row is one number, the first code in its lowest bits
+    for row, one in zip(packed, codes, strict=True):  # a row is one number; its least significant bits are the first code
         number = int.from_bytes(row.tobytes(), "little")
         assert number == sum((int(code) % 2**width) << width * k for k, code in enumerate(one))
     exponent = rng.integers(0, 9 - width, (outputs, -(-inputs // group)), dtype=np.uint8)

@@ -37,7 +37,7 @@ def test_multipliers_are_stored_in_16_bits_only_if_all_fit() -> None:
     found = Emitter()
     found.requantizer("x", np.array([0.3]), short=False)  # full multipliers keep all bits
     assert found.constants["x.mult"].tolist() == [multiplier(0.3)[0]]
-    found.requantizer("y", np.array([0.3, 40000.0]), short=True)  # a 16-bit multiplier of the second would need a shift below 1
+    found.requantizer("y", np.array([0.3, 40000.0]), short=True)  # a 16-bit multiplier for 40000 would need a shift below 1
     assert found.constants["y.mult"].dtype == np.int32
     assert found.constants["y.mult"].tolist() == [encode_ratio("y", 0.3, short=True)[0], multiplier(40000.0)[0]]
     found.requantizer("z", np.array([2.0**15 * (1 - 2.0**-20)]), short=True)

@@ -34,7 +34,10 @@ SETTINGS = [
 
 
 def exact_gelu(x: Decimal) -> Decimal:
-    """Return x * Phi(x); Phi(x) = 1/2 + phi(x) * (x + x^3 / 3 + x^5 / 15 + ...). All terms of the sum have the same sign."""
+    """Return x * Phi(x), where Phi(x) = 1/2 + phi(x) * (x + x^3 / 3 + x^5 / 15 + ...) and phi is the normal density.
+
+    All terms of the sum have the same sign.
+    """
     if abs(x) > 14:  # phi is below 1e-42 there
         return x if x > 0 else Decimal(0)
     term = total = x

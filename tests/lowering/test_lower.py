@@ -64,7 +64,7 @@ def test_models_can_be_lowered_with_every_observer(kind: str, recipe: str) -> No
 
 @pytest.mark.parametrize("k", [0, 1, 8])
 @pytest.mark.parametrize("kind", ["vit", "swin"])
-def test_models_can_be_lowered_with_small_and_large_k(kind: str, k: int) -> None:
+def test_models_can_be_lowered_with_small_and_large_power_of_two_factors(kind: str, k: int) -> None:
     assert agreement(float_model(kind), msgspec.structs.replace(RECIPES["fq-vit-8"], k=k)) > 0.95
 
 
@@ -190,7 +190,7 @@ def test_attention_times_v_with_a_much_too_fine_scale_is_lowered_or_rejected(bit
     calibration = calibration_of(model, "fqvit")
     name = "blocks.0.attn.context"
     v, q = calibration.sites["blocks.0.attn.qkv"].group(2), calibration.sites[name]
-    # The ratio of V's scale to this one, divided by the largest level, is 2^bits.
+    # The ratio of V's scale to the scale of this site, divided by the largest level, is 2^bits.
     calibration.sites[name] = dataclasses.replace(q, scale=v.scale / 2.0 ** (bits + 15))
     if bits < 28:
         lower(model, calibration)

@@ -1,4 +1,4 @@
-"""fqvit.quantize: one call from a model and images to a program, the same as the three steps."""
+"""Tests of fqvit.quantize, which gives the same program as load_model, calibrate and lower in one call."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def small(**more: Any) -> Small:
     return module
 
 
-def test_one_call_gives_the_same_program_as_the_three_steps(tmp_path: Path) -> None:
+def test_one_call_gives_the_same_program_as_calibrate_and_lower(tmp_path: Path) -> None:
     model = float_model("vit")
     for number, pixels in enumerate(images_for(model.preprocess, 8)):
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
@@ -79,7 +79,7 @@ def test_a_checkpoint_file_and_a_state_dict_are_models(tmp_path: Path) -> None:
     path.write_bytes(embedded_weights("fmnist_vit").read_bytes())
     by_path = quantize(path, images)
     assert by_path.fingerprint() == quantize(str(path), images).fingerprint()
-    assert by_path.header.sites == quantize("fmnist_vit", images).header.sites  # which also has class names
+    assert by_path.header.sites == quantize("fmnist_vit", images).header.sites  # the embedded model also has class names
     unnamed = tmp_path / "mine.safetensors"
     state = {"head.weight": torch.zeros(3, 4)}
     save_file(state, unnamed)
@@ -178,7 +178,7 @@ def test_preprocessing_comes_from_the_cache_of_the_hub_without_a_download(
     assert asked == [("someone/vit", "preprocessor_config.json", None)]
 
 
-def test_a_live_module_of_transformers() -> None:
+def test_a_live_module_of_transformers_uses_the_given_processor() -> None:
     transformers = pytest.importorskip("transformers")
     settings = transformers.ViTConfig(
         hidden_size=24,
@@ -196,7 +196,7 @@ def test_a_live_module_of_transformers() -> None:
     assert (p.mean, p.height, p.squash) == ((0.1,) * 3, 16, True)
 
 
-def test_a_live_module_of_timm() -> None:
+def test_a_live_module_of_timm_keeps_its_name_and_preprocessing() -> None:
     timm = pytest.importorskip("timm")
     module = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=4, depth=1).eval()
     images = [Image.new("RGB", (40, 50), (number, 9, 99)) for number in range(3)]

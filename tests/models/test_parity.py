@@ -156,7 +156,7 @@ def test_hugging_face_models_match_transformers(
         if not live:
             oracle.save_pretrained(tmp_path)
         # A state dict does not contain the epsilon; the default of transformers is used.
-        activation: Any = {"activation": "gelu"} if live and "swin" not in name else {}  # config.json has it
+        activation: Any = {"activation": "gelu"} if live and "swin" not in name else {}  # config.json has the activation
         if live and "qkv_bias" in options:  # the tensors differ in structure from the named model
             activation |= {"heads": 3, "pool": "token", "qkv_bias": False}
         ours = load_model(name, oracle.state_dict() if live else tmp_path, **activation)

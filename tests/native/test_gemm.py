@@ -17,7 +17,8 @@ from tests.native.compilers import Compiler, core, run, tool
 ARM_ROOT = Path("/usr/aarch64-linux-gnu")
 GEMMS = [source for source in core() if "/gemm_" in source]
 VNNI = "kernels/vnni/gemm_vnni.cpp"
-# Number of tiles: one per number of rows from 1 to 6; with dot products, also those of attention, with 1 to 4 rows.
+# Number of tile functions per file: one for each number of rows from 1 to 6. The file with dot products also has the tiles of
+# attention, for 1 to 4 rows.
 NEON_TILES = {"kernels/neon/gemm_neon_dotprod.cpp": 6 + 4, "kernels/neon/gemm_neon_i8mm.cpp": 6}
 # Emulated CPUs and their instruction sets, fastest first: with i8mm, with dot products only, with neither.
 ARM_SETS = {

@@ -1,4 +1,4 @@
-"""Other projects can use the library: installed, through CMake or pkg-config, or as a CMake subdirectory."""
+"""Test that other projects can use the library: installed and found by CMake or pkg-config, or as a CMake subdirectory."""
 
 from __future__ import annotations
 

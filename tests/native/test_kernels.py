@@ -1,6 +1,6 @@
 """Compare the kernels of every instruction set with the scalar ones.
 
-Runs those that this CPU supports, those of AVX-512 with emulated instructions, and those of NEON in QEMU.
+Runs the kernels that this CPU supports, those of AVX-512 with emulated instructions, and those of NEON in QEMU.
 """
 
 from __future__ import annotations

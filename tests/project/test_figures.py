@@ -37,7 +37,7 @@ def test_a_committed_figure_is_up_to_date_with_its_csv(name: str) -> None:
 
 
 class Bottleneck(nn.Module):
-    """A block of ResNet-50, built from torch's own layers, to compare the script's functional form with."""
+    """A block of ResNet-50, built from torch's own layers: the reference for the functional code of the script."""
 
     def __init__(self, inputs: int, width: int, outputs: int, stride: int) -> None:
         super().__init__()

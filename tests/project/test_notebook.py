@@ -31,7 +31,7 @@ def test_readme_and_site_link_the_notebook() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of Jupyter's packages
+@pytest.mark.filterwarnings("ignore")  # warnings of Jupyter's packages
 def test_every_cell_runs_and_there_are_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat", reason="needs the extra `dev`")
     nbclient = pytest.importorskip("nbclient", reason="needs the extra `dev`")

@@ -319,7 +319,7 @@ def test_the_last_norm_is_observed_on_the_class_token_only() -> None:
 
 
 def test_two_class_tokens_share_the_channels_of_the_norm() -> None:
-    """A distilled head reads two concatenated tokens; the norm before it has the channels of one."""
+    """A distilled head reads two concatenated tokens; the norm before it has the channels of one token."""
     model = float_model("distilled")
     calibration = calibration_of(model, "fqvit")
     assert len(calibration.sites["norm"].scale) == 16

@@ -52,7 +52,7 @@ def test_centered_keys_compute_the_same_function(kind: str) -> None:
         torch.testing.assert_close(centered.run(images), graph.run(images), rtol=1e-4, atol=1e-5)
 
 
-def test_centered_keys_of_the_mean_color_have_mean_0() -> None:
+def test_centered_keys_of_an_image_of_the_mean_color_have_mean_0() -> None:
     model = float_model("vit")
     graph, p = trace(model.module), model.preprocess
     centered = center(graph, key_centers(graph, p))
@@ -98,7 +98,7 @@ def test_masked_scores_keep_their_whole_range() -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_programs_of_the_embedding_recipe_are_exact_and_follow_from_their_calibration(kind: str, bits: int) -> None:
+def test_embedding_programs_equal_the_reference_and_can_be_rebuilt_from_a_saved_calibration(kind: str, bits: int) -> None:
     model = float_model(kind)
     images = images_for(model.preprocess, 8)
     recipe = msgspec.structs.replace(EMBEDDING, attention_bits=bits)

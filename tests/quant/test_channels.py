@@ -152,7 +152,7 @@ def test_small_scales_of_v_are_stored_exactly_next_to_large_scales_of_q() -> Non
 
 @many
 @given(SEEDS, st.integers(1, 5), BITS)
-def test_attention_times_v_has_the_scales_of_v_times_one_factor(seed: int, size: int, bits: int) -> None:
+def test_scales_of_the_attention_output_are_those_of_v_times_a_common_factor(seed: int, size: int, bits: int) -> None:
     low, high = ranges(seed, size)
     v = channels.qkv(*ranges(seed + 1, 3 * size), bits).group(2)
     q = channels.context(low, high, v, bits)
@@ -272,7 +272,7 @@ def test_the_gelu_floor_is_itself_one_of_the_ranges() -> None:
     site = SitePlan("act", "channels", 8, "gelu", k=4)
     q = channels.qparams(site, np.full(5, -0.17), high, None, 0.5)
     assert q.scale[1:] == pytest.approx([1.17 / 255] * 4) and q.scale[0] == pytest.approx(8 * 1.17 / 255)
-    # Without a floor, scales are fractions of the widest one, and the silent channel has the finest.
+    # Without a floor, scales are fractions of the largest scale, and the silent channel has the smallest scale.
     assert channels.qparams(site, np.full(5, -0.17), high, None).scale[-1] == pytest.approx(5.17 / 255 / 16)
 
 

@@ -54,7 +54,7 @@ def test_the_table_is_at_least_as_accurate_as_the_polynomial(scale: float) -> No
 @many
 @given(SCALES)
 def test_the_polynomial_is_within_the_papers_bound(scale: float) -> None:
-    """L(p) is within 1.9e-3 of exp on (-ln 2, 0] (I-BERT); rounding down an entry of 32 may add an error of 1/32."""
+    """I-BERT's polynomial is within 1.9e-3 of exp on (-ln 2, 0]; rounding down an entry of 32 may add an error of 1/32."""
     assert log2_error(polynomial_table(scale, 256, 197), scale) <= math.log2(1 + 1.9e-3 / 0.5) + math.log2(1 + 1 / 31)
 
 
@@ -77,7 +77,7 @@ def test_the_polynomial_matches_the_paper_in_exact_integers(scale: float, tokens
 @many
 @given(st.floats(1e-3, 1.6), st.integers(1, 1024))
 def test_the_coarse_polynomial_matches_the_papers_code(scale: float, tokens: int) -> None:
-    """Compute as the paper's code does, one distance at a time: negative codes, floor(-0.6931 / s), n = 30."""
+    """Compute as the paper's code does, one distance at a time: negative codes, floor(-0.6931 / scale), clipping at n = 30."""
     ln2, b = math.floor(-0.6931 / scale), math.floor(0.96963238 / 0.35815147 / scale)
     c = math.floor(1 / 0.35815147 / scale**2)
     one = 2 ** one_bits(tokens)
@@ -97,7 +97,7 @@ def test_the_error_of_the_coarse_polynomial_grows_with_the_score_scale() -> None
 
 @pytest.mark.parametrize("tokens", [1, 2, 49, 197, 577, 1024, 1025, 2048, 2**14, 2**14 + 1, 2**20])
 def test_the_sum_of_a_row_is_at_most_2_to_the_30(tokens: int) -> None:
-    """This leaves room to add half of the divisor; with one more bit of exp(0) the bound would not hold."""
+    """The bound leaves room to add half of the divisor. One more bit in exp(0) would exceed the bound."""
     assert tokens * 2 ** one_bits(tokens) <= 2**30
     assert one_bits(tokens) == ONE_BITS or tokens * 2 ** (one_bits(tokens) + 1) > 2**30
 

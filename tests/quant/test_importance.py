@@ -1,4 +1,4 @@
-"""The influence of tokens on the outputs."""
+"""Tests of token weights, which measure the influence of each token on the outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def weights_of(model: FloatModel, outputs: tuple[str, ...], count: int = 6) -> d
     return token_weights(graph, p, images_for(p, count))
 
 
-def test_only_the_class_token_counts_in_the_last_block_of_a_class_token_output() -> None:
+def test_only_the_class_token_counts_in_the_last_block_if_it_is_the_only_output() -> None:
     weights = weights_of(float_model("vit"), ("class",))
     last = weights["blocks.1.mlp.fc2"]
     torch.testing.assert_close(last[1:], torch.full_like(last[1:], EQUAL))

@@ -1,4 +1,7 @@
-"""Observers: merging, edge cases, and results against their definitions."""
+"""Observers: merging, edge cases, and results against their definitions.
+
+EMA: exponential moving average. OMSE: the range with the least mean squared error. PTF: power-of-two factor.
+"""
 
 from __future__ import annotations
 
@@ -223,7 +226,7 @@ def test_omse_ranges_of_one_sign_start_at_0(sign: float) -> None:
     assert errors[round(100 * (1 - end / (low + high)))] <= 1.005 * min(errors)
 
 
-def test_omse_shrinks_by_89_percent_at_most() -> None:
+def test_omse_shrinks_the_range_by_at_most_89_percent() -> None:
     x = torch.linspace(0, 1, 5200).reshape(100, 52).contiguous()
     x[0, 1] = 100.0  # between two of the sampled elements
     low, high = fed(Omse(SITE), [x]).range()
@@ -296,7 +299,7 @@ def test_the_range_of_ptf_includes_0_for_values_of_one_sign(sign: float, zero: i
 
 
 def test_the_default_settings_are_those_of_the_papers_code() -> None:
-    """Except for last_batch: the paper's code uses the last batch only, which must be requested here."""
+    """The exception is last_batch: the paper's code always uses only the last batch, which must be requested here."""
     defaults = {observer.__name__: observer(SITE).state()["settings"] for observer in (MinMax, Ema, Percentile, Omse, Ptf)}
     assert defaults == {
         "MinMax": {},

@@ -234,7 +234,7 @@ def test_missing_files_and_folders_are_rejected(tmp_path: Path) -> None:
         load_recipe(tmp_path / "folder.toml")
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
+def test_the_error_for_an_unknown_name_lists_the_known_names() -> None:
     with pytest.raises(FqvitError, match="recipe 'fq_vit': no such recipe. Use one of fqvit, w6a6, w4, w4a4, fast,"):
         load_recipe("fq_vit")
 

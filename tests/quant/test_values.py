@@ -1,4 +1,8 @@
-"""Tests of wider ranges of V, which make the codes of attention times V finer."""
+"""Tests of wider ranges of V, which make the codes of attention times V finer.
+
+Attention averages V over tokens, so most channels of the product span a fraction of V's range. A channel that is not
+averaged makes the codes of all channels coarse, unless its range is widened. See also: src/fqvit/quant/values.py.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ WIDENED = msgspec.structs.replace(PLAIN, values="widened")
 
 
 def cost(ranges: np.ndarray, wanted: np.ndarray, kept: np.ndarray, norms: np.ndarray) -> float:
+    """Return the cost in src/fqvit/quant/values.py, where ranges, wanted, kept and norms are called range, p, a2 and n."""
     factor = float((wanted / ranges).max())
     return float((norms * ranges**2 * (kept + factor**2)).sum())
 

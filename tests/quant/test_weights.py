@@ -112,7 +112,7 @@ def test_groups_reduce_the_error_of_small_weights_next_to_large_ones() -> None:
 
 
 def test_the_scale_search_of_groups_covers_one_octave() -> None:
-    """If the largest weight hardly matters, the scale is the unit that represents the others exactly."""
+    """If the largest weight has almost no importance, the scale is the unit that represents the other weights exactly."""
     for i in range(SCALES_PER_OCTAVE):
         unit = 2.0 ** (-i / SCALES_PER_OCTAVE)
         weight = np.array([[7 * 16.0] + [0.0] * 7 + [unit * code for code in (1, -2, 3, -4, 5, -6, 7, 0)]])

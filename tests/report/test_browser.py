@@ -207,7 +207,7 @@ def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(report, page, folder / "report.html")
 
 
-def test_figures_that_continue_to_the_right_say_so_until_they_are_scrolled(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
+def test_wide_figures_show_a_hint_until_they_are_scrolled(browser, made: Made) -> None:  # type: ignore[no-untyped-def]
     page, _ = opened(browser, made, width=360)
     scrolls = "[...document.querySelectorAll('figure .scroll')]"
     hidden = f"{scrolls}.filter(part => part.scrollWidth > part.clientWidth + 1)"

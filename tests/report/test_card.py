@@ -1,4 +1,4 @@
-"""`fqvit card`: a model card with the metadata of the hub."""
+"""`fqvit card`: a model card with metadata for the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_mistakes_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     assert_rejected(fqvit("card", CLASSIFIER, "--eval", tmp_path / "a.json"), "not a result of an evaluation")
     assert_rejected(fqvit("card", CLASSIFIER, "--eval", tmp_path / "b.json"), "cannot be read")
-    assert_rejected(fqvit("card", CLASSIFIER, "--repo", "mine"), "--repo mine: expected a repository of the hub, ORG/NAME")
+    assert_rejected(fqvit("card", CLASSIFIER, "--repo", "mine"), "--repo mine: expected a repository of the Hugging Face Hub")
     assert_rejected(fqvit("card", tmp_path / "none.fqvit"), "no such file")
     assert_rejected(fqvit("card", CLASSIFIER, "-o", CLASSIFIER), "is an input of this command")
     (tmp_path / "c.json").write_text(json.dumps({**RESULT, "model": "other"}))

@@ -44,7 +44,7 @@ def test_a_table_adds_the_figure_of_accuracy_against_size(programs: Path, tmp_pa
     assert "Accuracy against file size" in page and "w4 4/8/4" in page and "The coloured name is this program" in page
     table.write_text(head + "other,w4,4/8/4,integer,91.0,330000\n")
     words = ("report", programs / "vit.fqvit", "-o", out, "--table", table)
-    assert_rejected(fqvit(*words), "no integer program of fmnist_vit", "Leave out --table")
+    assert_rejected(fqvit(*words), "has no row for an integer program of fmnist_vit", "Leave out --table")
 
 
 def test_hostile_names_are_escaped(made: Made) -> None:

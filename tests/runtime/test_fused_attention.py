@@ -28,7 +28,7 @@ def attention(draw: Draw, mult: int | str = 2**30, bits: int = 8) -> list[AnyOp]
 
 
 def tags(draw: Draw, ops: list[AnyOp]) -> list[str]:
-    """Compare the engine with the reference. Return the tags of its ops that write buffers in `own`, except the reshape."""
+    """Compare the engine with the reference. Return the tags of the engine's ops that write the buffers of attention."""
     program, images = program_with(draw, *ops)
     compare_with_reference(program, images, "fused attention")
     times = engine_of(program, 1, isa="avx2").profile(images[0], 1)

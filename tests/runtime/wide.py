@@ -124,7 +124,7 @@ def linear_add(draw: Draw) -> Case:
     y_bits, y_k = draw.one(1, 8, 8, 12, 16), draw.one(0, 4)
     y_zero, y_alpha = draw.zero("yz", outputs, y_bits), draw.one(None, draw.constant("ya", 0, y_k, (outputs,), "u8"))
     shift = shift_to(draw, acc * (draw.constants["am"] / 2).astype(np.int64), y_bits, 62 - y_k)
-    if draw.int(0, 4) == 0:  # only the residual, around the limit of 32 bits
+    if draw.int(0, 4) == 0:  # only the residual, near the 32-bit limit
         k, mult = draw.int(13, 15), draw.int(1, 40)
         draw.constants["ra"] = np.full(outputs, k, np.uint8)
         own, other = Term(x="acc", mult=0), Term(x="r", mult=mult, zero=draw.one(0, 2**bits - 1), alpha="ra")
@@ -154,7 +154,7 @@ def layernorm(draw: Draw) -> Case:
     b_shift = draw.one(0, max(shift - 20, 0), 32)
     b = np.clip(draw.rng.normal(1, 0.5, channels) * 2.0 ** (shift - b_shift + y_bits - 1), -(2**31) + 1, 2**31 - 1)
     draw.constants["y.affine"] = np.stack([g, b]).astype(np.int32)
-    # C^2 v^2 must stay below 2^62, which limits alpha.
+    # With codes v shifted by alpha, C^2 * v^2 must stay below 2^62. This limits alpha.
     room = 30 - math.ceil(math.log2(channels)) - bits
     alpha = draw.alpha("alpha", channels, max(min(draw.one(3, 8, room), room, 15), 0))
     epsilon = draw.one(1, 7, 2**30, 2**45)
@@ -177,7 +177,7 @@ def layernorm(draw: Draw) -> Case:
 def last_bits(draw: Draw) -> Case:
     """Draw a LayerNorm in which an error of 1 in t, the normalised value, often changes a code.
 
-    To this end, 1/4 <= |g| / 2^shift < 1/2, and the codes are near the middle code.
+    To this end, the factors g (first row of y.affine) satisfy 1/4 <= |g| / 2^shift < 1/2, and codes are near the middle code.
     """
     channels, bits = draw.one(7, 8, 16, 64, 192, 200, 384, 768, 1000, 3960, 3968), draw.one(1, 8, 8, 12, 16)
     room = max(30 - math.ceil(math.log2(channels)) - bits, 0)
@@ -190,7 +190,7 @@ def last_bits(draw: Draw) -> Case:
     x[1] = x[0]
     alpha = draw.alpha("alpha", channels, min(draw.one(3, room), room, 15))
     zero = draw.one(0, draw.int(0, 2**bits - 1), draw.constant("z", 0, 2**bits - 1, (channels,), "u8" if bits <= 8 else "u16"))
-    if draw.int(0, 3) == 0:  # C * v - sum(v) around the limit of 32 bits
+    if draw.int(0, 3) == 0:  # C * v - sum(v) is near the 32-bit limit
         x[:], alpha, zero = draw.one(0, 2**bits - 1), "alpha", 2 ** (bits - 1)
         x[..., draw.int(0, channels - 1)] ^= 2**bits - 1
         draw.constants["alpha"] = np.full(channels, min(room + draw.int(0, 2), 15), np.uint8)

@@ -34,7 +34,7 @@ def multiply(draw: Draw) -> Case:
 
 
 def rotary(draw: Draw) -> Case:
-    """Draw partners that are neighbours, half a period apart, anywhere, or the channel itself."""
+    """Draw a rotary op. Partners are neighbours, half a period apart, any channels, or the channels themselves."""
     tokens, heads, x_bits = draw.one(1, 5, 9), draw.one(1, 2, 3), draw.one(8, 8, 5, 15, 16)
     period = draw.one(8, 16, 24, 32, 64, 2, 10, 7)
     shape = (tokens, period * heads)
@@ -57,7 +57,7 @@ def rotary(draw: Draw) -> Case:
 
 
 def depthwise(draw: Draw) -> Case:
-    """Draw taps of convolutions of all sizes, and sometimes a lookup, which the engine fuses."""
+    """Draw a depthwise convolution with 1 to 25 taps, sometimes followed by a lookup, which the engine fuses."""
     rows, channels, taps = draw.one(1, 4, 12), size(draw, 1, 4, 8, 16, 24, 33, 64, 100), draw.one(1, 2, 3, 9, 9, 25)
     x_bits, y = draw.one(8, 8, 8, 5, 16), draw.one("y", "y", "m")
     draw.buffer("x", (rows, channels), x_bits)

@@ -14,6 +14,6 @@ for name in ("fastapi", "uvicorn", "httpx"):
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[Running]:
-    """Return a server of a classifier, an embedding model, a model that returns tokens, and a detector."""
+    """Return a server with a classifier, an embedding model, a model that returns tokens, and a detector."""
     with running(CLASSIFIER, EMBEDDER, TOKENS, DETECTOR, "--max-body", 300_000, "--max-pixels", 100_000, "--timeout", 5) as one:
         yield one

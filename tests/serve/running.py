@@ -59,7 +59,7 @@ def opened(file: bytes) -> Image.Image:
 
 
 def message(response: httpx.Response) -> str:
-    """Return the message of an error, which must have the shape that OpenAI clients know."""
+    """Return the message of an error, which must have the format that OpenAI clients expect."""
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and "\n" not in error["message"]
     return str(error["message"])

@@ -1,4 +1,4 @@
-"""Bad requests get one clear line, and the server goes on."""
+"""Bad requests get a one-line error message, and the server keeps running."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def bomb(width: int = 60_000, height: int = 60_000) -> bytes:
         ("/v1/embeddings?dimensions=3", png(), "dimensions: '3', expected 27."),
     ],
 )
-def test_wrong_images_and_options_are_named(server: Running, path: str, content: bytes, said: str) -> None:
+def test_errors_say_which_image_or_option_is_invalid(server: Running, path: str, content: bytes, said: str) -> None:
     response = server.client.post(path, content=content)
     assert response.status_code == 400 and said in message(response)
 
@@ -76,13 +76,13 @@ def test_wrong_images_and_options_are_named(server: Running, path: str, content:
         (b'{"input": "aGVsbG8=", "top": [1]}', "top: '[1]'"),
     ],
 )
-def test_wrong_json_is_named(server: Running, body: bytes, said: str) -> None:
+def test_errors_say_what_is_wrong_with_the_json(server: Running, body: bytes, said: str) -> None:
     response = server.client.post("/v1/classify", content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400 and said in message(response)
 
 
 @pytest.mark.parametrize("kind", ["multipart/form-data", "multipart/form-data; boundary=x"])
-def test_damaged_forms_are_named(server: Running, kind: str) -> None:
+def test_damaged_forms_are_rejected(server: Running, kind: str) -> None:
     response = server.client.post("/v1/classify", content=b"--y\r\nnonsense", headers={"Content-Type": kind})
     assert response.status_code == 400 and ("damaged form" in message(response) or "no image" in message(response))
 
@@ -94,7 +94,7 @@ def test_too_many_images_are_rejected(server: Running) -> None:
     assert server.client.post("/v1/classify", files=files).status_code == 400
 
 
-def test_large_bodies_are_rejected_with_and_without_a_length(server: Running) -> None:
+def test_large_bodies_are_rejected_with_and_without_a_content_length(server: Running) -> None:
     response = server.client.post("/v1/classify", content=bytes(300_001))
     assert response.status_code == 413 and "more than 300000 bytes" in message(response)
 
@@ -106,26 +106,26 @@ def test_large_bodies_are_rejected_with_and_without_a_length(server: Running) ->
     assert response.status_code == 413
 
 
-def test_an_unknown_model_is_named_with_those_that_fit(server: Running) -> None:
+def test_the_error_for_an_unknown_model_lists_the_models_for_the_task(server: Running) -> None:
     response = server.client.post("/v1/classify?model=other", content=png())
     assert response.status_code == 404 and "expected one of: fqvit_v1." in message(response)
     response = server.client.post("/v1/classify?model=opencv_v1", content=png())
     assert response.status_code == 404
 
 
-def test_a_task_without_a_model_says_what_the_server_has() -> None:
+def test_the_error_for_a_task_without_a_model_lists_the_loaded_models() -> None:
     with running(DETECTOR) as detector_only:
         response = detector_only.client.post("/v1/classify", content=png())
     assert response.status_code == 400 and "It has opencv_v1: detect." in message(response)
 
 
-def test_unknown_paths_and_methods_are_named(server: Running) -> None:
+def test_unknown_paths_and_methods_are_rejected(server: Running) -> None:
     assert "Not Found" in message(server.client.get("/nothing"))
     assert server.client.get("/v1/classify").status_code == 405
     assert server.client.get("/static/../app.py").status_code == 404
 
 
-def test_malformed_http_is_answered(server: Running) -> None:
+def test_malformed_http_gets_status_400(server: Running) -> None:
     address = (server.client.base_url.host, server.client.base_url.port)
     for text in (b"nonsense\r\n\r\n", b"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n"):
         with socket.create_connection(address, timeout=10) as connection:
@@ -146,14 +146,14 @@ def test_connections_without_complete_headers_are_closed(server: Running) -> Non
     started = time.monotonic()
     for number, connection in enumerate(slow):
         connection.sendall(b"POST /v1/classify HTTP/1.1\r\nHost:" if number % 2 else b"")
-    assert server.client.get("/healthz").status_code == 200  # they do not block others
+    assert server.client.get("/healthz").status_code == 200  # slow connections do not block other clients
     for connection in slow:
         with connection, contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
     assert time.monotonic() - started < 25
 
 
-def test_a_client_that_leaves_early_does_no_harm(server: Running) -> None:
+def test_the_server_survives_clients_that_disconnect_early(server: Running) -> None:
     address = (server.client.base_url.host, server.client.base_url.port)
     for _ in range(10):
         with socket.create_connection(address, timeout=10) as connection:
@@ -161,7 +161,7 @@ def test_a_client_that_leaves_early_does_no_harm(server: Running) -> None:
     time.sleep(0.2)
 
 
-def test_other_hosts_are_rejected_on_loopback(server: Running) -> None:
+def test_other_host_headers_are_rejected_on_loopback(server: Running) -> None:
     response = server.client.post("/v1/classify", content=png(), headers={"Host": "evil.example"})
     assert response.status_code == 403 and "127.0.0.1 or localhost" in message(response)
 
@@ -173,5 +173,5 @@ def test_every_image_format_of_the_command_line_is_accepted(server: Running) -> 
         assert server.client.post("/v1/classify", content=file.getvalue()).status_code == 200, kind
 
 
-def test_the_classifier_is_the_first_model_that_fits(server: Running) -> None:
+def test_the_default_model_is_the_first_one_for_the_task(server: Running) -> None:
     assert server.client.post("/v1/classify", content=png()).json()["model"] == CLASSIFIER.stem

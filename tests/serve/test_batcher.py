@@ -1,4 +1,4 @@
-"""Micro-batching: order, batch sizes, failures, cancelled requests, and the end."""
+"""Micro-batching: order, batch sizes, failures, cancelled requests, and closing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fqvit.serve.batcher import Batcher
 
 
 class Runs:
-    """A model that doubles numbers. The first run waits until `go` is set, so that others have to wait."""
+    """A model that doubles numbers. The first run waits until `go` is set, so that later requests are queued."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -40,7 +40,7 @@ async def first_running(runs: Runs, batcher: Batcher[int, int]) -> asyncio.Task[
     return task
 
 
-def test_requests_that_wait_run_together_in_their_order() -> None:
+def test_queued_requests_are_batched_in_order() -> None:
     runs = Runs()
     batcher, sizes = make(runs)
 
@@ -89,7 +89,7 @@ def test_items_of_cancelled_requests_are_not_run() -> None:
     assert runs.batches == [[100], [2]]
 
 
-def test_close_runs_what_waits_and_accepts_nothing_more() -> None:
+def test_close_finishes_queued_requests_and_rejects_new_ones() -> None:
     runs = Runs()
     batcher, _ = make(runs)
 

@@ -1,4 +1,4 @@
-"""The endpoints give the same integers as the engine, for every way to send images."""
+"""The endpoints give the same integers as the engine, for every way of sending images."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_models_lists_every_file_with_its_tasks(server: Running) -> None:
     assert models["opencv_v1"]["fingerprint"] == load(DETECTOR).fingerprint
 
 
-def test_health_metrics_description_and_pages_are_served(server: Running) -> None:
+def test_health_metrics_openapi_description_and_pages_are_served(server: Running) -> None:
     assert server.client.get("/healthz").json() == {"status": "ok"}
     server.client.post("/v1/classify", content=FILES[0])
     server.client.get("/any/path")

@@ -1,4 +1,4 @@
-"""Start and stop the server: keys, back-pressure, graceful stop, wrong arguments."""
+"""Start and stop the server: API keys, back-pressure, graceful shutdown, invalid arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cli.command_line import assert_rejected, fqvit
 from tests.serve.running import CLASSIFIER, DETECTOR, message, png, running
 
 
-def test_the_key_protects_the_models_and_metrics_but_not_the_probe(tmp_path: Path) -> None:
+def test_the_api_key_protects_models_and_metrics_but_not_the_health_check(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("correct-horse\n")
     with running(CLASSIFIER, "--api-key-file", key) as server:
@@ -33,13 +33,13 @@ def test_the_key_protects_the_models_and_metrics_but_not_the_probe(tmp_path: Pat
             assert server.client.get(path).status_code == 200
 
 
-def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FQVIT_API_KEY", "from-the-environment")
     with running(CLASSIFIER) as server:
         assert server.client.get("/v1/models").status_code == 401
 
 
-def test_a_full_queue_rejects_what_it_cannot_take() -> None:
+def test_a_full_queue_rejects_further_requests_with_status_429() -> None:
     large = png(0, (400, 600))
     with running(DETECTOR, "--queue", 2, "--threads", 1) as server, ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(lambda _: httpx.post(f"{server.url}v1/detect", content=large, timeout=60), range(12)))
@@ -51,8 +51,8 @@ def test_a_full_queue_rejects_what_it_cannot_take() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_stop_finishes_what_was_accepted(number: signal.Signals) -> None:
-    if signal.getsignal(number) is signal.SIG_IGN:  # as nohup sets it; the server inherits it and ignores the signal, too
+def test_a_stop_signal_lets_accepted_requests_finish(number: signal.Signals) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:  # as under nohup: the server would ignore the signal, too
         pytest.skip(f"{number.name} is ignored in this session")
     file = png()
     head = f"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(file)}\r\n\r\n".encode()
@@ -70,7 +70,7 @@ def test_a_stop_finishes_what_was_accepted(number: signal.Signals) -> None:
 
 
 def refuses(url: str) -> bool:
-    """Return whether the server accepts nothing new within some seconds."""
+    """Return whether the server refuses new connections within about ten seconds."""
     for _ in range(100):
         try:
             httpx.get(f"{url}healthz")
@@ -80,7 +80,7 @@ def refuses(url: str) -> bool:
     return False
 
 
-def test_threads_of_many_clients_get_their_own_answers() -> None:
+def test_concurrent_clients_get_the_answers_to_their_own_requests() -> None:
     files = [png(seed) for seed in range(8)]
     with running(CLASSIFIER) as server:
         expected = [httpx.post(f"{server.url}v1/classify", content=file).json() for file in files]
@@ -101,7 +101,7 @@ def test_threads_of_many_clients_get_their_own_answers() -> None:
     assert not wrong
 
 
-def test_wrong_files_and_options_are_named_before_the_server_starts(tmp_path: Path) -> None:
+def test_invalid_files_and_options_are_rejected_before_the_server_starts(tmp_path: Path) -> None:
     (tmp_path / "x.fqvit").write_bytes(b"nonsense")
     short = tmp_path / "short"
     short.write_text("abc")
@@ -119,14 +119,14 @@ def test_wrong_files_and_options_are_named_before_the_server_starts(tmp_path: Pa
     assert_rejected(fqvit("serve", CLASSIFIER, "--api-key-file", tmp_path / "none"), "none: cannot be read")
 
 
-def test_a_port_in_use_is_named() -> None:
+def test_a_port_in_use_is_rejected() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert_rejected(fqvit("serve", CLASSIFIER, "--port", taken.getsockname()[1]), "cannot be used")
 
 
-def test_missing_packages_are_named_with_the_remedy() -> None:
+def test_missing_packages_are_reported_with_the_install_command() -> None:
     code = (
         "import sys; sys.modules['uvicorn'] = None; from fqvit.__main__ import main;"
         f" sys.argv = ['fqvit', 'serve', {str(CLASSIFIER)!r}]; main()"

@@ -1,4 +1,7 @@
-"""`fqvit ablate` measures the method with each part on and off, next to the paper's bit operations and accuracies."""
+"""`fqvit ablate` measures the method with each part on and off, next to the paper's bit operations and accuracies.
+
+The parts are PTF (Power-of-Two Factor), LIS (Log-Int-Softmax) and 4-bit attention.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_row_is_compared_with_float_image_by_image() -> None:
     assert (found.bits, found.published, found.runs) == ("8/8/4", 71.07, "integer")
 
 
-def test_every_published_row_has_one_value_or_none_per_model() -> None:
+def test_every_published_row_has_a_value_or_none_for_each_model() -> None:
     assert {len(figures) for figures in TOP1.values()} == {len(MODELS)}
     assert published("vit_base_patch16_224", "minmax", "8/8/8") == 23.64
     assert published("vit_base_patch16_224", "fq-vit-8", "8/8/8") == 83.31

@@ -44,7 +44,7 @@ def test_a_program_on_the_hub_is_downloaded_and_loaded(hub: Hub, address: str) -
     assert fqvit.load(address).fingerprint == fqvit.load(GOLDEN / "fqvit_v1.fqvit").fingerprint
 
 
-def test_other_paths_use_neither_the_network_nor_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_paths_use_neither_the_network_nor_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_files, "_package", lambda text: pytest.fail("huggingface_hub was imported"))
     assert local_program("a/b.fqvit") == local_program(Path("a/b.fqvit")) == Path("a/b.fqvit")
     assert not names_program("deit_tiny")
@@ -109,8 +109,8 @@ def test_a_commit_that_is_in_the_cache_needs_no_request(hub: Hub) -> None:
     assert local_program(address) == found and len(hub.requests) == count
 
 
-def test_no_network_is_reported_within_five_seconds(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that refuses connections, one whose name is unknown, and one that never answers."""
+def test_an_unreachable_hub_is_reported_within_five_seconds(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try a hub that refuses connections, one whose host name is unknown, and one that never answers."""
     silent = socket.socket()
     silent.bind(("127.0.0.1", 0))
     silent.listen(0)
@@ -128,7 +128,7 @@ def test_no_network_is_reported_within_five_seconds(hub: Hub, monkeypatch: pytes
         each.close()
 
 
-def test_a_proxy_is_asked_instead_of_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_is_contacted_instead_of_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", hub.address)
     monkeypatch.setenv("no_proxy", "")
     assert hub_files._accepts_connections("http://hub.invalid")

@@ -16,7 +16,7 @@ exports.fqvit_thread_run(index);
 const MEMORY = { initial: 128, maximum: 32768, shared: true };
 
 export class Module {
-  // threads: of modules with threads
+  // threads: number of threads; 1 for modules that are built without threads
   static async open(path, threads = 1) {
     const module = new WebAssembly.Module(fs.readFileSync(path));
     const shared = WebAssembly.Module.imports(module).length > 0;

@@ -1,4 +1,4 @@
-"""Run the WebAssembly modules of `make wasm` in node, for tests. The environment variable FQVIT_NODE names another node."""
+"""Run the WebAssembly modules of `make wasm` in node, for tests. The variable FQVIT_NODE selects another node executable."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def module(variant: str) -> Path:
 
 
 def command_of(variant: str) -> list[str]:
-    """Return the command that starts node with what a module needs; skip the test if node does not have it."""
+    """Return the command that starts node with the options that a module needs; skip the test if node cannot run the module."""
     command = [node()]
     if variant.startswith("relaxed_simd"):
         # (func (result v128) (i16x8.relaxed_dot_i8x16_i7x16_s (v128.const 0) (v128.const 0))), made from splats
         code = "0,97,115,109,1,0,0,0,1,5,1,96,0,1,123,3,2,1,0,10,15,1,13,0,65,0,253,15,65,0,253,15,253,146,2,11"
         script = f"process.exit(WebAssembly.validate(Uint8Array.of({code})) ? 0 : 1)"
-        for options in ([], ["--experimental-wasm-relaxed-simd"]):  # node 20 knows it by this option only
+        for options in ([], ["--experimental-wasm-relaxed-simd"]):  # node 20 needs this option
             if subprocess.run([*command, *options, "-e", script], capture_output=True, check=False).returncode == 0:
                 return [*command, *options]
-        pytest.skip("needs a node that knows relaxed SIMD")
+        pytest.skip("needs a node that supports relaxed SIMD")
     return command
 
 
 class Node:
-    """One module in one process."""
+    """A node process that runs one module."""
 
     def __init__(self, variant: str, threads: int = 1) -> None:
         command = [*command_of(variant), str(HERE / "serve.mjs"), str(module(variant)), str(threads)]

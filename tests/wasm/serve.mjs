@@ -1,5 +1,5 @@
 // Runs a WebAssembly module of the engine for tests/wasm/node.py: one JSON request per line of the standard input, one JSON
-// answer per line of the standard output. Bytes are base64. node serve.mjs MODULE [THREADS]
+// answer per line of the standard output. Bytes are base64. Usage: node serve.mjs MODULE [THREADS]
 import readline from "node:readline";
 import { EngineError, Module } from "./module.mjs";
 

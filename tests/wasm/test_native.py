@@ -22,7 +22,7 @@ SETS = {
 
 
 def run(name: str, variant: str, threads: int) -> str:
-    """Run a program and return what it printed; skip the test if node or the program is missing."""
+    """Run a program and return its output; skip the test if node or the program is missing."""
     path = MODULES / "tests" / f"{name}-{variant}.wasm"
     command = [*command_of(variant), str(HERE / "program.mjs"), str(path), str(threads)]
     if not path.exists():
@@ -37,7 +37,7 @@ def run(name: str, variant: str, threads: int) -> str:
 def test_a_native_test_program_passes(name: str) -> None:
     printed = run(name, KERNELS, 1)
     sets = SETS[name]
-    if "relaxed_simd: not run" in printed:  # node 20 knows the instructions by an option only, and the probe finds them wrong
+    if "relaxed_simd: not run" in printed:  # node 20 computes relaxed SIMD wrongly, which the engine's probe detects
         sets = [each for each in sets if each != "relaxed_simd"]
     for instruction_set in sets:
         assert re.search(rf"^{instruction_set}: [1-9]\d* passed, 0 failed$", printed, re.MULTILINE), printed

@@ -69,7 +69,7 @@ for (const settings of SETTINGS) {
   });
 }
 
-test("the package chooses threads by itself", async () => {
+test("by default there is one thread per core, at most 4; given numbers are limited to 1 to 16", async () => {
   const model = await opened(TINY);
   assert.equal(model.description.threads, Math.min(availableParallelism(), 4));
   for (const [threads, used] of [[0, 1], [1.5, 1], [100, 16]]) assert.equal((await opened(TINY, { threads })).description.threads, used);

@@ -56,7 +56,7 @@ after(async () => {
   rmSync(folder, { recursive: true });
 });
 
-/** Open the page, run the test, and check that it sent no request elsewhere and reported nothing to the console. */
+/** Open the page, run the test, and check that the page sent no request to another origin and printed nothing to the console. */
 async function onPage(url, options, use) {
   const context = await browser.newContext({ viewport: { width: 1100, height: 800 }, reducedMotion: "reduce", ...options });
   const page = await context.newPage();

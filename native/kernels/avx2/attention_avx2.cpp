@@ -77,7 +77,7 @@ FQVIT_INLINE void add_pair(__m256i& left, __m256i& right, const std::uint8_t* a,
         : [a] "r"(a), [o] "i"(W_STRIDE * r), [bl] "x"(b_left), [br] "x"(b_right), "m"(asm_input<W_STRIDE * r + 4>(a)));
 }
 
-// The micro-kernel: out[r][c] = sum over pairs of a[r] b[c]. b: i16 [pairs][16][2]
+// The micro-kernel: out[r][c] = sum over pairs of a[r] * b[c]. b: i16 [pairs][16][2]
 template <int... r>
 FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::uint8_t* a, const std::int16_t* b,
                                 std::int64_t pairs, std::int32_t* out) {
@@ -134,7 +134,8 @@ FQVIT_INLINE __m256i load_keys(const std::uint8_t* p, std::int64_t count) {
     return load(copy);
 }
 
-// Packs the quads of one panel. Quads that meet the limit together with one of the quads before them form a double.
+// Packs the quads of one panel. A quad and an earlier one that together meet the limit (see gemm_avx2.cpp) form a
+// double.
 FQVIT_AVX2 void pack_key_quads(const __m256i* quads, int count, KBlock& block, const KeyPanels& to) {
     std::int8_t* weights = to.weights + block.weights;
     std::uint16_t* offsets = to.offsets + block.offsets;
@@ -220,7 +221,7 @@ FQVIT_INLINE __m128i saturate_u8(__m256i left, __m256i right) {
     return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 
-// Raises the shift up to 32 while mult stays below 2^31; mult 2^j / 2^(shift + j) is the same ratio for every j.
+// Raises the shift up to 32 while mult stays below 2^31; mult * 2^j / 2^(shift + j) is the same ratio for every j.
 // Returns whether the shift is now 32 or more, which RequantizeHigh needs.
 bool raise_shift(std::int64_t& mult, int& shift) {
     while (shift < 32 && mult < std::int64_t{1} << 30) mult *= 2, ++shift;

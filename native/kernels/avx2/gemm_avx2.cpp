@@ -77,7 +77,8 @@ FQVIT_INLINE void add_single(__m256i& acc, const std::uint8_t* a, __m256i wa, __
         : [a] "r"(a), [o] "i"(CELL * r), [wa] "x"(wa), [ones] "x"(ones), "m"(asm_input<CELL * r + 4>(a)));
 }
 
-// The micro-kernel. accumulate: start from the values in `out` instead of 0; rows: all or all but one are stored.
+// The micro-kernel. accumulate: start from the values in `out` instead of 0. rows: the number of rows to store, either
+// all rows or all but the last.
 template <int... r>
 FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const KBlock& k_block, const std::uint8_t* block,
                                 const std::uint16_t* o, const std::int8_t* w, bool accumulate, int rows,

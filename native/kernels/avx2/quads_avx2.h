@@ -14,8 +14,8 @@ namespace fqvit::avx2 {
 constexpr int TILE_ROWS = 11, TILE_COLUMNS = 8;
 constexpr int CELL = 8;                 // bytes of one quad of one row
 constexpr int QUAD = TILE_ROWS * CELL;  // bytes of one quad of all rows
-constexpr int IN_ORDER = 4;             // offset in a cell of the four inputs in their order
-constexpr int LIMIT = 128;              // 255 * 128 < 2^15
+constexpr int IN_ORDER = 4;             // offset in a cell at which the four inputs are in their original order
+constexpr int LIMIT = 128;              // limit of sums of weights per lane and sign: 255 * 128 < 2^15
 
 // One K-block of one panel: `doubles` pairs of offsets, then `singles` offsets.
 // The weights are in the same order, 32 bytes per quad.

@@ -199,7 +199,7 @@ struct ValueTile {
     std::int64_t quads;
     const std::int32_t* columns;         // terms of the channels
     const std::int32_t* rows;            // terms of the queries
-    const std::int32_t *splits, *mults;  // of the queries
+    const std::int32_t *splits, *mults;  // one per query
     std::uint8_t* y;
     std::int64_t y_stride, channels;
 };

@@ -1,5 +1,5 @@
-// The table of kernels for CPUs with AVX-512 F, BW, VL, DQ, VBMI and VNNI. Entries without an AVX-512 version are those
-// of AVX2.
+// The table of kernels for CPUs with AVX-512 F, BW, VL, DQ, IFMA, VBMI and VNNI. Entries without an AVX-512 version are
+// those of AVX2.
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include "kernels/avx512/kernels_avx512.h"

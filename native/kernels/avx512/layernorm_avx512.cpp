@@ -1,9 +1,9 @@
 // LayerNorm of a multiple of 32 channels with AVX-512 and the bounds of quick_norm.h. The fallback kernels handle all
 // other parameters, and the rows in which the two bounds give different codes.
 //
-// n' of quick_norm.h, here before its shift to the right, is computed modulo 2^32. This is exact because n' fits in
-// i32. If all channels have the same zero point, the formula is (C * 2^left) * x - 2^left * (M1 + C * offset), where x
-// is a code.
+// Computes n * 2^left modulo 2^32, with left = max(j - 6, 0). This is n' of quick_norm.h before its right shift, and is
+// exact because it fits in i32. If all channels have the same zero point, it equals
+// (C * 2^left) * x - 2^left * (M1 + C * offset), where x is a code.
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include "kernels/avx512/kernels_avx512.h"

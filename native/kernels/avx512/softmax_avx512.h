@@ -38,7 +38,8 @@ struct ByteTable {
 };
 
 // The weights of a row minus the smallest weight are stored as high * 2^split + low. sum: the sum of these differences.
-// low_blocks, high_blocks: bit i is set if such a byte of tokens 64 * i .. 64 * i + 63 is not 0.
+// low_blocks: bit i is set if a low byte of tokens 64 * i .. 64 * i + 63 is not 0. high_blocks: the same for high
+// bytes.
 struct RowWeights {
     std::int32_t split, sum;
     std::uint64_t low_blocks, high_blocks;
@@ -134,7 +135,7 @@ private:
             store(high + t, a);
             high_sum = dpbusd(high_sum, a, ones);
             found.high_blocks |= std::uint64_t{nonzero_i8(a) != 0} << (t / 64);
-            if (split == 0) {  // other rows may have low bytes
+            if (split == 0) {  // other rows may have low bytes, so this row needs zeros
                 store(low + t, zero());
                 continue;
             }
@@ -188,7 +189,7 @@ private:
         }
     }
 
-    // The same for one exponential e > 0.
+    // Returns the code of one exponential e > 0, with the same formula.
     std::int32_t log_code(std::uint32_t sum, std::int32_t e) const {
         const std::uint32_t triple = 3 * static_cast<std::uint32_t>(e), total = 2 * sum + static_cast<std::uint32_t>(e);
         if (2 * sum < triple) return 0;

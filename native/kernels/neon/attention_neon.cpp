@@ -52,7 +52,7 @@ struct Layout {
     }
 };
 
-// Four rows of four groups -> four groups of four rows. A group is 32 bits.
+// Transposes a 4 x 4 matrix of 32-bit elements, each a group of four bytes.
 FQVIT_NEON_INLINE void transpose(uint32x4_t (&m)[4]) {
     const uint32x4_t a = vzip1q_u32(m[0], m[2]), b = vzip2q_u32(m[0], m[2]);
     const uint32x4_t c = vzip1q_u32(m[1], m[3]), d = vzip2q_u32(m[1], m[3]);

@@ -12,8 +12,8 @@ namespace fqvit::neon {
 
 // round_shift(acc * mult, shift) of 4 lanes for shift >= 32, in two instructions.
 //
-// sqdmulh gives floor(acc mult / 2^31), and srshl then rounds: floor((that + 2^(shift - 32)) / 2^(shift - 31)). This
-// equals floor((acc mult + 2^(shift - 1)) / 2^shift), because 2^(shift - 1) is a multiple of 2^31. sqdmulh cannot
+// sqdmulh gives h = floor(acc * mult / 2^31), and srshl then rounds: floor((h + 2^(shift - 32)) / 2^(shift - 31)). This
+// equals floor((acc * mult + 2^(shift - 1)) / 2^shift), because 2^(shift - 1) is a multiple of 2^31. sqdmulh cannot
 // saturate, because mult is not -2^31.
 struct RequantizeHigh {
     int32x4_t mult, right;  // right: 31 - shift, a negative left shift

@@ -48,8 +48,8 @@ struct Product {
     int shift;
     std::int64_t zero, last;
     bool wide;
-    const std::int32_t* bias;   // [R, H] or null
-    const std::int32_t* index;  // [M, N]
+    const std::int32_t* bias;   // [R, H], a table of R values per head, or null
+    const std::int32_t* index;  // [M, N], rows of this table
     std::int64_t heads;         // 0 if neither the bias nor the multiplier depends on the head
 };
 

@@ -39,7 +39,7 @@ void epilogue(const Epilogue& e, const Tile& tile, void* y) {
     }
 }
 
-// The proofs of D < 2^62 and t < 2^31 (ops/dense.cpp) imply |C v| < 2^31 and C 4^fraction < 2^62.
+// The proofs of D < 2^62 and t < 2^31 (ops/dense.cpp) imply |C * v| < 2^31 and C * 4^fraction < 2^62.
 void layernorm(const Norm& norm, const void* x, void* y, std::int64_t rows) {
     const std::int64_t channels = norm.channels;
     for (std::int64_t r = 0; r < rows; ++r) {

@@ -58,7 +58,7 @@ FQVIT_SIMD_INLINE v128_t load_centered(const std::uint8_t* p, std::int64_t count
     return wasm_v128_and(wasm_i16x8_sub(wasm_u16x8_load8x8(copy), zero), exists);
 }
 
-// Four rows of four pairs -> four pairs of four rows. A pair is 32 bits.
+// Transposes a 4 x 4 matrix of 32-bit elements, each a pair of i16.
 FQVIT_SIMD_INLINE void transpose(v128_t (&m)[4]) {
     const v128_t a = wasm_i32x4_shuffle(m[0], m[1], 0, 4, 1, 5), b = wasm_i32x4_shuffle(m[0], m[1], 2, 6, 3, 7);
     const v128_t c = wasm_i32x4_shuffle(m[2], m[3], 0, 4, 1, 5), d = wasm_i32x4_shuffle(m[2], m[3], 2, 6, 3, 7);

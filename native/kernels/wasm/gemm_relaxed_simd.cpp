@@ -1,9 +1,10 @@
-// acc[m, o] = sum_k x[m, k] w[o, k] with relaxed SIMD, for layers whose weights span at most 7 bits.
+// acc[m, o] = sum_k x[m, k] * w[o, k] with relaxed SIMD, for layers whose weights span at most 7 bits.
 //
 // The dot products of relaxed SIMD multiply i8 by i7. Implementations may read the second operand as signed or
-// unsigned, and may saturate sums of two products to i16; both agree if it is within 0..127, because 2 * 128 * 127 <
-// 2^15. So the first operand is a = x - 128 and the second b = w - low, with low the smallest weight of the layer, and
-//     sum_k x w = sum_k a b + 128 sum_k b + low sum_k x.
+// unsigned, and may saturate sums of two products to i16. All implementations agree if the second operand is within
+// 0..127, because 2 * 128 * 127 < 2^15. So the first operand is a = x - 128 and the second is b = w - low, where low is
+// the smallest weight of the layer, and
+//     sum_k x * w = sum_k a * b + 128 * sum_k b + low * sum_k x.
 // The second term is a constant per output, the third is computed once per row. Sums wrap around in i32, which is exact
 // because Linear proves that the result fits.
 //
@@ -29,7 +30,7 @@ using namespace simd128;
 
 constexpr int TILE_ROWS = 4, TILE_COLUMNS = 8, QUAD = 4;
 constexpr int ROWS = 4 * TILE_ROWS, COLUMNS = 2 * TILE_COLUMNS;
-constexpr int K_STEP = 16;              // inputs are padded to a multiple, so that groups of 4 quads are complete
+constexpr int K_STEP = 16;              // inputs are padded to a multiple of this, so that all groups have 4 quads
 constexpr int SUM_BYTES = ROWS * 4;     // the sums of the rows, at the start of a block
 constexpr std::int32_t MAX_SPAN = 127;  // largest weight - smallest weight
 static_assert(ROWS * COLUMNS <= MAX_TILE);
@@ -38,7 +39,8 @@ FQVIT_SIMD_INLINE v128_t dot_add(v128_t a, v128_t b, v128_t sum) {
     return wasm_i32x4_relaxed_dot_i8x16_i7x16_add(a, b, sum);
 }
 
-// How the engine implements dot_add, which its results for operands outside the specified range show.
+// How the WebAssembly engine implements dot_add. probe() infers this from results, also for operands outside the
+// specified range.
 enum Form { INEXACT, SINGLE_INSTRUCTION, SATURATING };
 
 // Compares both instructions with plain arithmetic for the extreme operands.
@@ -110,7 +112,7 @@ FQVIT_SIMD_INLINE void add_quads(v128_t (&acc)[sizeof...(r)][2], v128_t (&sum)[s
     (add_quad<group, i>(acc[r], sum[r], a + QUAD * r, b_left, b_right), ...);
 }
 
-// a: i8 [quads][4 rows][4]   b: i7 [quads][8][4]   start: of the columns   row_start: of the rows
+// a: i8 [quads][4 rows][4]   b: i7 [quads][8][4]   start: first value per column   row_start: per row
 template <int group, int... r, int... i>
 FQVIT_SIMD_INLINE void multiply_rows(std::integer_sequence<int, r...>, std::integer_sequence<int, i...>,
                                      const std::uint8_t* a, const std::uint8_t* b, std::int64_t quads,

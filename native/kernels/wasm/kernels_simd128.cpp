@@ -112,8 +112,8 @@ FQVIT_SIMD_INLINE void load_residual(const void* x, std::int64_t at, v128_t (&to
     }
 }
 
-// ADD on 8 channels if Epilogue::low_half: the sum, rounded and shifted by at most 32, fits in i32. Multiplied by
-// 2^lift with lift = 32 - shift, the result is the high half of
+// ADD on 8 channels if Epilogue::low_half: the sum, rounded and shifted by at most 32, fits in i32. Both terms are
+// multiplied by 2^lift with lift = 32 - shift, so that the result is the high half of
 //     (acc + bias) * (mult * 2^lift) + ((x - x_zero) * 2^(alpha + lift)) * x_mult + 2^31.
 template <Residual::Type type, bool wide>
 bool add_residual(const Epilogue& e, const Tile& tile, const std::int32_t* acc, std::int64_t channel, void* y) {

@@ -1,6 +1,6 @@
 // The micro-kernel of all products: pairs of i16 multiplied by i32x4.dot_i16x8_s, which adds both products in i32.
-//     out[r][c] = sum over pairs p of a[p][r][0] b[p][c][0] + a[p][r][1] b[p][c][1]
-// One pair of a row is broadcast and multiplied with the pairs of 8 columns.
+//     out[r][c] = sum over pairs p of (a[p][r][0] * b[p][c][0] + a[p][r][1] * b[p][c][1])
+// One pair of a row is broadcast and multiplied by the pairs of 8 columns.
 //
 // Tile: 4 rows x 8 columns. 8 accumulators, 2 vectors of columns, a broadcast pair and a product: 12 registers. Larger
 // tiles and unrolled loops are slower in V8, whose register allocator then spills.

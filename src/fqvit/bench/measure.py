@@ -108,7 +108,7 @@ def _prepare(
 ) -> dict[str, Path]:
     """Return the files of the peers by name. Adds notes, warnings and skipped peers to `found`."""
     calibration = folder / "calibration.npy"
-    _save(calibration, normalised(bench_images(program.header, CALIBRATION, seed=1), program.header.preprocess))
+    save_array(calibration, normalised(bench_images(program.header, CALIBRATION, seed=1), program.header.preprocess))
     first = next(op for op in program.ops if isinstance(op, Linear))
     height, width, channels = program.input_shape
     patch = math.isqrt(program.unpacked().constants[first.part("w")].shape[1] // channels)
@@ -191,10 +191,10 @@ def normalised(pixels: Pixels, p: Preprocess) -> NDArray[np.float32]:
 
 def _save_images(program: Program, batch: int, pixels: Path, floats: Path) -> None:
     images = bench_images(program.header, batch)
-    _save(pixels, images)
-    _save(floats, normalised(images, program.header.preprocess))
+    save_array(pixels, images)
+    save_array(floats, normalised(images, program.header.preprocess))
 
 
-def _save(path: Path, array: NDArray[Any]) -> None:
+def save_array(path: Path, array: NDArray[Any]) -> None:
     """Write an array for another process. Raises FqvitError with the path if that fails, for example on a full disk."""
     write_atomically(path, lambda temporary: temporary.write_bytes(npy_bytes(array)))

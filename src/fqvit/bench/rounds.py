@@ -24,7 +24,7 @@ from fqvit.system.progress import Progress
 
 TURN = 0.2  # target duration of a turn in seconds; a turn has at least one run
 MAX_RUNS = 50  # per turn
-PAUSE = 0.25  # seconds after a turn with several threads, which spin before they sleep
+PAUSE = 0.25  # seconds to wait after a turn with several threads, because idle threads spin before they sleep
 MILLI = 1000
 COARSE = sys.platform == "win32"  # CPU time is counted in units of 1/64 s, longer than a run of a small model
 
@@ -45,7 +45,7 @@ class Timing:
 
     cpu, wall: seconds per batch, one number per timed run   memory: peak in bytes, None if the system does not report it
     load: seconds to import the runtime, load the file and compute the first result   first: the first logits
-    failure: why it failed, or None
+    failure: why it failed, or None   parts: wall seconds of each part of a detector, one number per timed run
     """
 
     name: str
@@ -57,6 +57,7 @@ class Timing:
     load: float = 0.0
     first: list[float] = field(default_factory=list)
     failure: str | None = None
+    parts: dict[str, list[float]] = field(default_factory=dict)
 
     def median(self, clock: str) -> float:
         """Return the median of all timed runs in milliseconds per image. clock: cpu or wall"""
@@ -152,6 +153,8 @@ def run_rounds(candidates: Sequence[Candidate], threads: int, batch: int, rounds
                         timing.cpu += done["cpu"]
                         timing.wall += done["wall"]
                         timing.memory = done["memory"]
+                        for name, seconds in done["parts"].items():
+                            timing.parts.setdefault(name, []).extend(seconds)
                     if threads > 1:
                         time.sleep(PAUSE)
     finally:

@@ -84,19 +84,44 @@ def openvino(file: str, x: Batch, threads: int) -> Runner:
     return run
 
 
-KINDS = {"fqvit": fqvit, "torch": torch, "onnxruntime": onnxruntime, "openvino": openvino}
+def fqvit_detector(file: str, x: Batch, threads: int) -> Runner:
+    from fqvit.bench.detector_runs import IntegerRun
+
+    return IntegerRun(file, x, threads)
+
+
+def torch_detector(file: str, x: Batch, threads: int) -> Runner:
+    from fqvit.bench.detector_floats import FloatRun
+
+    return FloatRun(file, x, threads)
+
+
+KINDS: dict[str, Callable[[str, Batch, int], Runner]] = {
+    "fqvit": fqvit,
+    "torch": torch,
+    "onnxruntime": onnxruntime,
+    "openvino": openvino,
+    "fqvit detector": fqvit_detector,
+    "torch detector": torch_detector,
+}
 
 
 def timed(run: Runner, runs: int) -> dict[str, object]:
-    """Return the CPU and wall seconds of each run. An untimed run comes first: other candidates have used the caches."""
+    """Return the CPU and wall seconds of each run. An untimed run comes first: other candidates have used the caches.
+
+    parts: for runners with an attribute `parts`, the seconds of each part, one number per run
+    """
     run()
     cpu, wall = [], []
+    parts: dict[str, list[float]] = {}
     for _ in range(runs):
         c, w = time.process_time(), time.perf_counter()
         run()
         cpu.append(time.process_time() - c)
         wall.append(time.perf_counter() - w)
-    return {"cpu": cpu, "wall": wall, "memory": peak_memory()}
+        for name, seconds in getattr(run, "parts", {}).items():
+            parts.setdefault(name, []).append(seconds)
+    return {"cpu": cpu, "wall": wall, "memory": peak_memory(), "parts": parts}
 
 
 def peak_memory() -> int | None:

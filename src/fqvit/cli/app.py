@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fqvit.cli import deploy, embeddings, guard, study
+from fqvit.cli.completion import repair_zsh_script
 from fqvit.cli.detect import app as detect_app
 from fqvit.cli.groups import GroupedCommands
 from fqvit.cli.options import (
@@ -54,6 +55,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(detect_app, name="detect")
+repair_zsh_script()
 command = functools.partial(guard.command, app)
 
 
@@ -175,7 +177,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="FILE.fqvit|FILE.onnx|MODEL",
-            help="Program, exported program, or float model; also on the hub.",
+            help="Program, exported program, or float model, also on the hub: hf:ORG/NAME.",
             show_default=False,
         ),
     ],
@@ -276,7 +278,7 @@ def compare(
     settings: Settings,
     as_json: Json = False,
 ) -> None:
-    """Compare a program with its float model, site by site; embeddings also image by image."""
+    """Compare a program with its float model, site by site; detectors also box by box, embeddings image by image."""
     from fqvit.cli.commands import compare as compare_command
 
     compare_command.run(file, weights, data, limit, baseline, settings.given(), as_json)
@@ -315,9 +317,13 @@ def report(
 @one_option_per_field
 def bench(
     file: Program,
-    against: Annotated[str, typer.Option(metavar="NAMES", help="Other runtimes, separated by commas, or none.")] = (
-        "torch,onnxruntime,openvino"
-    ),
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Other runtimes, separated by commas, or none. Default: torch,onnxruntime,openvino; for detectors torch.",
+        ),
+    ] = None,
     batch: Annotated[str, typer.Option(metavar="N,...", help="Batch sizes.")] = "1",
     threads: Annotated[str, typer.Option(metavar="N,...", help="Numbers of threads.")] = "1",
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds. Each runtime is measured once per round.")] = 10,
@@ -328,15 +334,19 @@ def bench(
             help="Checkpoint for the other runtimes. Default: the embedded weights if the model has any, else random ones.",
         ),
     ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(metavar="IMAGE", help="Detectors: photo to measure with. Default: a random image of the largest size."),
+    ] = None,
     ops: Annotated[bool, typer.Option("--ops", help="Also show the engine's time per op.")] = False,
     *,
     settings: Settings,
     as_json: Json = False,
 ) -> None:
-    """Measure the time and memory of a program and of other runtimes."""
+    """Measure the time and memory of a program or detector and of other runtimes."""
     from fqvit.cli.commands import bench as bench_command
 
-    bench_command.run(file, against, batch, threads, rounds, weights, settings.given(), ops, as_json)
+    bench_command.run(file, against, batch, threads, rounds, weights, settings.given(), image, ops, as_json)
 
 
 command("export")(deploy.export)

@@ -1,4 +1,4 @@
-"""Define the commands that bring a program to other places: export, web, serve and card. app.py registers them."""
+"""Define the commands that deploy and publish a program: export, web, serve and card. app.py registers them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fqvit.cli.options import ExportKind, Json, Program, QdqAttention, QdqTarget, Threads
+from fqvit.cli.options import ExportKind, Json, Program, QdqAttention, QdqTarget, Threads, parse_size
 from fqvit.system.hub import local_program
 
 
@@ -33,12 +33,19 @@ def export(
     prefix: Annotated[
         str | None, typer.Option(metavar="NAME", help="c: prefix of all C names, to link several models.")
     ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HxW", help="Detectors: size of the images. Default: landscape, of the largest size in its settings."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Export a program for other runtimes. All kinds except qdq are bit-exact."""
+    """Export a program or a detector for other runtimes. All kinds except qdq are bit-exact."""
     from fqvit.cli.commands import export as export_command
 
-    options: dict[str, object] = {"target": target, "attention": attention, "image": image, "prefix": prefix}
+    shape = None if size is None else parse_size(size)
+    options: dict[str, object] = {"target": target, "attention": attention, "image": image, "prefix": prefix, "size": shape}
     given = {name: value for name, value in options.items() if value is not None}
     export_command.run(file, to.value, out, given, as_json)
 
@@ -91,7 +98,7 @@ def serve(
         int, typer.Option(metavar="N", help="Maximum number of waiting images; further requests get status 429.")
     ] = 256,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Maximum time per request.")] = 30.0,
-    max_body: Annotated[int, typer.Option(metavar="BYTES", help="Largest body of a request.")] = 20_000_000,
+    max_body: Annotated[int, typer.Option(metavar="BYTES", help="Maximum size of a request body.")] = 20_000_000,
     max_pixels: Annotated[int, typer.Option(metavar="N", help="Maximum number of pixels per image.")] = 50_000_000,
     threads: Threads = None,
     as_json: Json = False,
@@ -123,7 +130,7 @@ def card(
         str | None, typer.Option("--license", metavar="NAME", help="Licence of the weights, such as apache-2.0.")
     ] = None,
     repository: Annotated[
-        str | None, typer.Option("--repo", metavar="ORG/NAME", help="Where the card will be, for the examples in it.")
+        str | None, typer.Option("--repo", metavar="ORG/NAME", help="Hub repository of the card, for its examples.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE.md", help="Output file, such as README.md. Default: stdout.")

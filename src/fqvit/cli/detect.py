@@ -10,18 +10,27 @@ import typer
 
 from fqvit.cli import guard
 from fqvit.cli.options import (
+    Annotations,
     Bits,
     CalibrationImages,
     DetectorBackend,
+    DetectorCalib,
+    DetectorData,
     DetectorRuntime,
     DetectorSettings,
+    DetectorStudyOptions,
     DetectorWeights,
+    EveryBits,
     Json,
     Limit,
+    MaxSize,
+    Methods,
     Program,
     ProgramOut,
     Recipe,
+    TableOut,
     Threads,
+    one_option_per_field,
 )
 from fqvit.system.hub import local_program
 
@@ -49,17 +58,24 @@ def quantize(
     ] = None,
     weights: DetectorWeights = None,
     settings: DetectorSettings = None,
-    calib: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of calibration images without labels.")] = None,
+    calib: DetectorCalib = None,
     images: CalibrationImages = None,
     recipe: Recipe = None,
     bits: Bits = None,
+    max_loss: Annotated[
+        float | None,
+        typer.Option(
+            metavar="POINTS", help="Recipe auto: largest expected loss of the classes of proposals, in percentage points."
+        ),
+    ] = None,
+    max_size: MaxSize = None,
     out: ProgramOut = None,
     as_json: Json = False,
 ) -> None:
     """Quantize a float detector to an integer-only program."""
     from fqvit.cli.commands import detect_quantize
 
-    detect_quantize.run(model, weights, settings, calib, images, recipe, bits, out, as_json)
+    detect_quantize.run(model, weights, settings, calib, images, recipe, bits, max_loss, max_size, out, as_json)
 
 
 @command("eval")
@@ -72,8 +88,8 @@ def evaluate(
     ] = None,
     weights: DetectorWeights = None,
     settings: DetectorSettings = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the images.")] = None,
-    annotations: Annotated[Path | None, typer.Option(metavar="FILE.json", help="COCO instances file.")] = None,
+    data: DetectorData = None,
+    annotations: Annotations = None,
     limit: Limit = None,
     backend: DetectorRuntime = None,
     threads: Threads = None,
@@ -139,3 +155,19 @@ def draw(
     from fqvit.cli.commands import detect_draw
 
     detect_draw.run(file, images or [], results, data, out, score, threads, as_json)
+
+
+@command("table")
+@one_option_per_field
+def table(
+    methods: Methods = None,
+    bits: EveryBits = None,
+    *,
+    options: DetectorStudyOptions,
+    out: TableOut = None,
+    as_json: Json = False,
+) -> None:
+    """Compare the average precision of quantization methods. Also lists float and published results. Results are cached."""
+    from fqvit.cli.commands import detect_table
+
+    detect_table.run(methods, bits, options, out or [], as_json)

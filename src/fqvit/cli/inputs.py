@@ -28,6 +28,8 @@ from fqvit.system.hub import check_reachable, is_address
 from fqvit.system.progress import busy, track
 
 if TYPE_CHECKING:
+    from fqvit.detect.model.detector import FloatDetector
+    from fqvit.detect.program import DetectorProgram
     from fqvit.ir.program import Header
     from fqvit.models.load import FloatModel
     from fqvit.models.zoo import Row
@@ -48,7 +50,10 @@ class Images:
     reported: set[str] = field(default_factory=set)
 
     def batches(self, size: int, label: str) -> Iterator[Batch]:
-        """Yield this worker's batches of one pass; read all of them. Worker 0 shows a progress bar and prints warnings."""
+        """Yield this worker's batches of one pass. Worker 0 shows a progress bar and prints warnings.
+
+        Exhaust this iterator: after the last batch, it collects the unreadable images of all workers and reports them.
+        """
         share = self.workers.share(-(-len(self.source) // size))
         batches = self.source.batches(size, share)
         yield from track(batches, len(share), label) if self.workers.first else batches
@@ -268,7 +273,7 @@ def warn_of_other_name(model: FloatModel, weights: str | None) -> None:
         )
 
 
-def other_weights(model: FloatModel, header: Header, file: Path) -> list[str]:
+def other_weights(model: FloatModel | FloatDetector, header: Header | DetectorProgram, file: Path) -> list[str]:
     """Return a warning if a program was quantized from weights other than those of the float model."""
     from fqvit.models.load import same_weights
 

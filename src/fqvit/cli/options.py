@@ -149,7 +149,14 @@ ActivationChoice = Annotated[
     Activation | None, typer.Option("--activation", help="Activation of the MLPs, if neither config nor name determines it.")
 ]
 
-# Options of fqvit table, ablate and sweep-k.
+# Options of fqvit table, detect table, ablate and sweep-k.
+Methods = Annotated[
+    str | None,
+    typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files. Default: the paper's methods and fqvit."),
+]
+EveryBits = Annotated[
+    str | None, typer.Option("--bits", metavar="W/A/ATTN,...", help="Run every method at each of these bit widths.")
+]
 OneModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="A single model. Use --models for several.")]
 Models = Annotated[
     list[str] | None, typer.Option(metavar="NAME=FILE,...", help="Models and their checkpoints. Default: the embedded models.")
@@ -182,6 +189,11 @@ DetectorRuntime = Annotated[
     DetectorBackend | None, typer.Option(help="Runtime of the program. Default: native. Both give the same bits.")
 ]
 Threads = Annotated[int | None, typer.Option(metavar="N", help="Number of threads. Default: all cores.")]
+DetectorCalib = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of calibration images without labels.")]
+DetectorData = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the images.")]
+Annotations = Annotated[
+    Path | None, typer.Option(metavar="FILE.json", help="COCO instances file. Default: instances.json in the folder of --data.")
+]
 
 
 @dataclass(frozen=True)
@@ -199,6 +211,14 @@ class Settings:
         return {name: value for name, value in found.items() if value is not None}
 
 
+def parse_size(text: str) -> tuple[int, int]:
+    """Parse the value of --size: height and width."""
+    match = re.fullmatch(r"([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?", text)
+    if match is None:
+        raise FqvitError(f"--size {text}: expected pixels, such as 224, or height x width, such as 224x320.")
+    return int(match[1]), int(match[2] or match[1])
+
+
 @dataclass(frozen=True)
 class SettingsAndSize(Settings):
     """Settings of a bare state dict, and the image size."""
@@ -208,10 +228,7 @@ class SettingsAndSize(Settings):
     def given(self) -> dict[str, Any]:
         if self.size is None:
             return super().given()
-        match = re.fullmatch(r"([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?", self.size)
-        if match is None:
-            raise FqvitError(f"--size {self.size}: expected pixels, such as 224, or height x width, such as 224x320.")
-        return super().given() | {"size": (int(match[1]), int(match[2] or match[1]))}
+        return super().given() | {"size": parse_size(self.size)}
 
 
 @dataclass(frozen=True)
@@ -228,6 +245,24 @@ class StudyOptions:
     cache: CellCache = None
     fresh: Fresh = False
     device: Device = "cpu"
+
+
+@dataclass(frozen=True)
+class DetectorStudyOptions:
+    """The options of `detect table`, except the methods and the outputs."""
+
+    weights: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]FILE,...", help="Checkpoints of float detectors, .pth or .safetensors.")
+    ] = None
+    settings: DetectorSettings = None
+    calib: DetectorCalib = None
+    data: DetectorData = None
+    annotations: Annotations = None
+    limit: Limit = None
+    images: CalibrationImages = None
+    cache: CellCache = None
+    fresh: Fresh = False
+    threads: Threads = None
 
 
 def one_option_per_field(function: Callable[..., None]) -> Callable[..., None]:

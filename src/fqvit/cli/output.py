@@ -84,7 +84,8 @@ def warn_of_skipped(source: Pass) -> int:
     return count
 
 
-# How the sentences of FloatModel.assumed begin: the source of the preprocessing, and its settings that have a default.
+# Prefixes of sentences in FloatModel.assumed. SOURCE: where the preprocessing comes from. DEFAULTS: settings for which a
+# default is used.
 SOURCE = "preprocessing: that of "
 DEFAULTS = ("resize:", "interpolation:", "mean and std:")
 

@@ -6,18 +6,13 @@ from typing import Annotated
 
 import typer
 
-from fqvit.cli.options import FigureOut, Json, OneModel, StudyOptions, TableOut, one_option_per_field
+from fqvit.cli.options import EveryBits, FigureOut, Json, Methods, OneModel, StudyOptions, TableOut, one_option_per_field
 
 
 @one_option_per_field
 def table(
-    methods: Annotated[
-        str | None,
-        typer.Option(metavar="NAME[@W/A/ATTN],...", help="Recipes or .toml files. Default: the paper's methods and fqvit."),
-    ] = None,
-    bits: Annotated[
-        str | None, typer.Option(metavar="W/A/ATTN,...", help="Run every method at each of these bit widths.")
-    ] = None,
+    methods: Methods = None,
+    bits: EveryBits = None,
     *,
     options: StudyOptions,
     out: TableOut = None,
@@ -70,7 +65,7 @@ def bitops(
     layers: Annotated[bool, typer.Option("--layers", help="List all layers.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Count the bit operations of a model per image. Uses the paper's convention and the usual W x A per multiplication."""
+    """Count the bit operations of a model per image. Conventions: the paper's, and weight x activation bits per product."""
     from fqvit.cli.commands import bitops as bitops_command
 
     bitops_command.run(model, bits, recipe, layers, as_json)

@@ -24,15 +24,16 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
 
 EXPECTED = "a folder, a list of paths, PIL images or uint8 arrays [N, H, W, C], a DataLoader or a Dataset"
-COLUMNS = ("image", "img", "images", "pixel_values", "jpg", "jpeg", "png", "webp")  # of rows and batches that are mappings
-TOLERANCE = 0.02  # in steps of a pixel: float values closer than this to whole steps were made from 8-bit pixels
+COLUMNS = ("image", "img", "images", "pixel_values", "jpg", "jpeg", "png", "webp")  # keys of images in mappings
+TOLERANCE = 0.02  # in units of 1/255: float values this close to a multiple of 1/255 were made from 8-bit pixels
 MARGIN = 0.02  # interpolation may overshoot the range 0..1
 
 
 def open_any(images: object, preprocess: Preprocess, limit: int) -> Source:
-    """Return a source of at most `limit` of the images. Raises FqvitError if this is nothing that contains images.
+    """Return a source of at most `limit` of the images. Raises FqvitError if `images` has an unsupported type.
 
-    The images are evenly spaced if they can be read at any position. Of an iterable, such as a DataLoader, the first are taken.
+    The images are evenly spaced if they can be read at any position. From an iterable, such as a DataLoader, the first `limit`
+    images are taken.
     """
     if isinstance(images, Source):
         return images.limit(limit)
@@ -68,7 +69,7 @@ def holds_arrays(images: object) -> bool:
 class Items(Source):
     """The images of a sequence or a Dataset, which are read when they are needed.
 
-    items: has a length and positions. Only one thread at a time reads it, because a Dataset may not be safe for threads.
+    items: supports len() and indexing. Only one thread at a time reads it, because a Dataset may not be safe for threads.
     """
 
     def __init__(self, items: Any, positions: Sequence[int], preprocess: Preprocess) -> None:
@@ -148,14 +149,15 @@ def _is_batch(value: object) -> bool:
 
 
 def _first(item: object, number: int) -> object:
-    """Return the image of a sample: of a row with columns the one with images, of a tuple or list the first element."""
+    """Return the image of a sample: the value of the image column of a mapping, or the first element of a tuple or list."""
     if isinstance(item, Mapping):
         found = next((name for name in COLUMNS if item.get(name) is not None), None)
         if found is None:  # an image that is not decoded yet is itself a mapping
             found = next((name for name, value in item.items() if isinstance(value, Image.Image | Mapping)), None)
         if found is None and item.get("bytes") is None and item.get("path") is None:
             columns = ", ".join(map(str, item))
-            raise FqvitError(f"{_name(number)}: a row with {columns}, none of which holds an image. Call its column image.")
+            said = f"{_name(number)}: a row with {columns}, none of which holds an image"
+            raise FqvitError(f"{said}. Name the column of images `image`.")
         if found is None:
             return item.get("bytes") or item.get("path")
         return _first(item[found], number) if isinstance(item[found], Mapping) else item[found]
@@ -185,7 +187,7 @@ def _channels_last(image: Any, number: int) -> NDArray[Any]:
 
 
 def _eight_bit(values: NDArray[Any], preprocess: Preprocess, number: int) -> NDArray[np.uint8]:
-    """Return pixels as u8. Floats are converted back: those normalised for the model, and those in 0..1."""
+    """Return pixels as u8. Floats in 0..1, and floats normalised with the model's mean and std, are converted back."""
     if values.dtype == np.uint8:
         return values
     if not np.issubdtype(values.dtype, np.floating):
@@ -196,7 +198,7 @@ def _eight_bit(values: NDArray[Any], preprocess: Preprocess, number: int) -> NDA
     if values.shape[2] == preprocess.channels:
         scaled = values * preprocess.std + preprocess.mean
     elif not (0 <= low and high <= 1):
-        scaled = np.full_like(values, np.nan)  # normalised for a model with other channels
+        scaled = np.full_like(values, np.nan)  # normalised for a model with a different number of channels
     steps = 255 * scaled
     inside = bool((scaled >= -MARGIN).all() and (scaled <= 1 + MARGIN).all())
     whole = inside and bool((np.abs(steps - np.rint(steps)) < TOLERANCE).all())

@@ -132,7 +132,7 @@ class _Readers:
 
 
 class _Reader:
-    """One column of a file, read in order from the start of a row group. Going far back restarts at the group of that row."""
+    """One column of a file, read in order from the start of a row group. A jump to a much earlier row restarts at its group."""
 
     def __init__(self, file: ParquetFile, column: str) -> None:
         self._file, self._column = file, column
@@ -249,7 +249,7 @@ def _image_column(path: Path, schema: Any) -> tuple[str, str]:
                 found[field.name] = (f"{field.name}.bytes", named)
     if not found:
         has = ", ".join(f"{field.name} ({str(field.type)[:40]})" for field in schema)
-        raise FqvitError(f"{path}: no column of images, expected one of bytes or of structs with bytes and path. It has {has}.")
+        raise FqvitError(f"{path}: no column of images, expected bytes or structs of bytes and path. It has {has}.")
     chosen = next(iter(found)) if len(found) == 1 else next((name for name in IMAGE_COLUMNS if name in found), None)
     if chosen is None:
         raise FqvitError(f"{path}: several columns of bytes ({', '.join(found)}). Rename the one with the images to `image`.")

@@ -34,7 +34,7 @@ def colour_of(category: int) -> Colour:
 def draw(image: Image.Image, results: Sequence[NamedResult], name: str) -> Image.Image:
     """Return a copy of the image, enlarged if it is small, with the results drawn on it, the best on top.
 
-    name: of the image, for error messages
+    name: the name of the image, for error messages
     """
     factor = max(1, -(-MIN_SIDE // max(image.size)))
     width, height = image.width * factor, image.height * factor

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fqvit.detect.program import DetectorHeader, DetectorProgram
 from fqvit.errors import FqvitError
-from fqvit.ir.file import DETECTOR, FileConstants, check_fingerprint, decoded, read_metadata, write_container
+from fqvit.ir.file import DETECTOR, FileConstants, check_fingerprint, container, decoded, read_metadata, write_container
 from fqvit.ir.program import Header, Program
 from fqvit.ir.value import DAMAGED, Constant
 
@@ -19,6 +19,11 @@ def save(detector: DetectorProgram, path: Path) -> None:
     """Verify the detector and write it atomically."""
     detector.verify()
     write_container(path, DETECTOR, detector.encoded(), detector.fingerprint(), detector.constants())
+
+
+def file_size(detector: DetectorProgram) -> int:
+    """Return the number of bytes that `save` writes."""
+    return len(container(DETECTOR, detector.encoded(), detector.fingerprint(), detector.constants()))
 
 
 def load(path: Path) -> DetectorProgram:

@@ -6,8 +6,10 @@ See also: data/images.py (batches of one size, for classifiers), images.py (the 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -45,12 +47,21 @@ class ImageFiles:
         """Return at most `count` of the files, evenly spaced."""
         return ImageFiles([self.paths[i] for i in spread(len(self), count)])
 
+    def digest(self) -> str:
+        """Return a SHA-256 of the names and sizes of the files, without reading them."""
+        marks = [[path.name, path.stat().st_size if path.exists() else -1] for path in self.paths]
+        return hashlib.sha256(json.dumps(marks).encode()).hexdigest()
+
     def __iter__(self) -> Iterator[tuple[int, Image.Image]]:
         """Yield the index and the image of each readable file."""
         self.skipped.clear()
-        for index, path in enumerate(self.paths):
+        yield from self.read(range(len(self)))
+
+    def read(self, indices: Iterable[int]) -> Iterator[tuple[int, Image.Image]]:
+        """Yield some of the files, as a part of one pass: `skipped` keeps what earlier parts could not read."""
+        for index in indices:
             try:
-                image = read_rgb(path)
+                image = read_rgb(self.paths[index])
             except UnreadableImage as error:
                 self.skipped.append((error.name, error.reason))
                 check_not_too_many_skipped(self.skipped, len(self))

@@ -78,7 +78,7 @@ def resized_size(height: int, width: int, short: int, long: int) -> tuple[int, i
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
     """Resize by bilinear interpolation with one rounding (rule `rounded`), u8 [h, w, C] -> [height, width, C].
 
-    On an axis, pixel i of n is at (i + 0.5) * old / n - 0.5, clamped to the image.
+    On an axis that is resized from `old` to n pixels, new pixel i is at (i + 0.5) * old / n - 0.5, clamped to the image.
     Weights have 11 bits per axis and the sum is rounded once: 255 * 2^22 + 2^21 fits in int32.
     """
     if pixels.shape[:2] == (height, width):

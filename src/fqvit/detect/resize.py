@@ -52,7 +52,7 @@ class _Resizer:
         self.constants: dict[str, Constant] = {name: x for name, x in program.constants.items() if name not in sized}
         # At the program's own size, new indices are compared with the stored ones.
         self.stored = program.constants if (height, width) == program.input_shape[:2] else {}
-        self.elements = 0  # sum over all constants made so far
+        self.elements = 0  # total number of elements in the constants made so far
         self.shared: dict[tuple[str, bytes, tuple[int, ...]], str] = {}
         self.grid = {INPUT: (height, width)}
         self.values = {INPUT: Value("u8", (height, width, program.input_shape[2]), 0, 255)}

@@ -68,7 +68,7 @@ class Watchdog:
                 here = sum(self._store.check([key]) for key in keys)
                 raise FqvitError(
                     f"workers: {here} of {self.size} started within {RENDEZVOUS:.0f} seconds."
-                    " Start all of them, with the same address."
+                    " Start all of them, with the same MASTER_ADDR and MASTER_PORT."
                 )
             time.sleep(0.05)
 

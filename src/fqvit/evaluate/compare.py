@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,6 +37,7 @@ from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import Simulation
 from fqvit.quant.weights import QuantizedLinear, pixel_zero
+from fqvit.runtime.limits import MOST_BYTES
 from fqvit.runtime.reference import Integers, Reference
 
 See = Callable[[str, Tensor, Tensor], None]
@@ -47,7 +49,7 @@ class SiteNoise(msgspec.Struct, frozen=True, omit_defaults=True):
     integer_db, simulated_db: include the noise of all earlier sites. alone_db: the noise of this site only, that is, of the
     float model's values quantized here.
     cosine: cosine similarity between the float and the integer channel vectors, averaged over all tokens and images.
-    lowest_cosine: the average of the image where it is lowest. Both are None if the program outputs only logits.
+    lowest_cosine: the lowest average of any single image. Both are None if the program outputs only logits.
     """
 
     site: str
@@ -62,9 +64,9 @@ class SiteNoise(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class Comparison:
-    """sites: lowest integer_db first. *_agreement: percent of images with the float model's best class; None without logits.
+    """sites: lowest integer_db first. *_agreement: percent of images whose best class is that of the float model.
 
-    outputs: the outputs other than logits
+    outputs: the outputs other than logits. Without logits, both agreements are None.
     """
 
     images: int
@@ -75,7 +77,7 @@ class Comparison:
 
 
 @dataclass
-class _Power:
+class Power:
     """Energies of signal and noise, summed over all images in float64. cosines: one per image"""
 
     signal: float = 0.0
@@ -84,19 +86,39 @@ class _Power:
     alone: float = 0.0
     cosines: list[float] = field(default_factory=list)
 
+    def decibels(self) -> tuple[float | None, float | None, float | None]:
+        """Return the signal-to-noise ratios of SiteNoise."""
+        integer, simulated, alone = (_decibels(self.signal, noise) for noise in (self.integer, self.simulated, self.alone))
+        return integer, simulated, alone
+
+
+class Outputs(NamedTuple):
+    """The outputs of the float model, of the program (codes) and of its simulation, in the order of the program's header."""
+
+    exact: tuple[Tensor, ...]
+    integers: tuple[Integers, ...]
+    simulated: tuple[Tensor, ...]
+
 
 class Comparer:
-    """Accumulates batches of images; result() can be called at any time after the first batch."""
+    """Accumulates batches of images; result() can be called at any time after the first batch.
 
-    def __init__(self, program: Program, model: FloatModel) -> None:
+    compared_kinds: the kinds of outputs whose cosine similarity is measured
+    """
+
+    compared_kinds: tuple[str, ...] = COMPARED_KINDS
+
+    def __init__(self, program: Program, model: FloatModel, *, most_bytes: int = MOST_BYTES) -> None:
+        """most_bytes: limit of the reference interpreter's buffers per image"""
         # Use the program's preprocessing, which may differ from the current defaults of the model.
         self.model = dataclasses.replace(model, preprocess=program.header.preprocess)
         self.program = program
-        calibration = calibration_of(program, *outputs_of(program.header, model))
+        calibration = calibration_of(program, *self._outputs(model))
         self.graph = calibration.graph(self.model)
         self.accumulators = accumulators_of(program)
         self._check(model)
-        self.reference = Reference(program, "torch")  # the same bits as with numpy; torch may use several threads
+        # The same bits as with numpy, but torch may use several threads.
+        self.reference = Reference(program, "torch", most_bytes=most_bytes)
         self.simulation = Simulation(self.model, calibration)
         if calibration.recipe.keys != "plain":
             calibration = dataclasses.replace(calibration, centers=self._key_centers())
@@ -107,10 +129,14 @@ class Comparer:
         outputs = program.header.outputs
         self.logits = next((i for i, output in enumerate(outputs) if output.kind == "logits"), None)
         self.vectors = {
-            i: OutputVectors(info) for i, info in enumerate(described_outputs(program)) if info.kind in COMPARED_KINDS
+            i: OutputVectors(info) for i, info in enumerate(described_outputs(program)) if info.kind in self.compared_kinds
         }
-        self.power = {name: _Power() for name in (*self.qparams, *self.accumulators)}
+        self.power = {name: Power() for name in (*self.qparams, *self.accumulators)}
         self.images = self.integer_agrees = self.simulated_agrees = 0
+
+    def _outputs(self, model: FloatModel) -> tuple[Features, tuple[str, ...]]:
+        """Return the outputs of the graph, as in Calibration."""
+        return outputs_of(self.program.header, model)
 
     def _use_weights_of_program(self) -> None:
         """Simulate with the weights of the program: compensated weights cannot be recomputed without calibration images."""
@@ -177,12 +203,13 @@ class Comparer:
 
     def _check(self, model: FloatModel) -> None:
         """Raise FqvitError if the images, sites or shapes of the float model are not those of the program."""
-        program, p = self.program, model.preprocess
+        program, p, square = self.program, model.preprocess, model.square
         remedy = "Quantize again with these weights, or pass those of the program (--weights)."
-        if (p.height, p.width, p.channels) != program.input_shape:
-            takes, has = ("x".join(map(str, shape)) for shape in ((p.height, p.width, p.channels), program.input_shape))
+        image = square or (p.height, p.width, p.channels)
+        if image != program.input_shape:
+            takes, has = ("x".join(map(str, shape)) for shape in (image, program.input_shape))
             raise FqvitError(f"{model.name}: these weights take images of {takes}, the program takes {has}. {remedy}")
-        shapes, buffers = site_shapes(self.graph, p), program.verify().buffers
+        shapes, buffers = site_shapes(self.graph, p, square), program.verify().buffers
         sites = (*program.header.sites, *self.accumulators)
         stray = next((site for site in sites if site not in shapes), None)
         if stray is not None:
@@ -199,18 +226,24 @@ class Comparer:
 
         names: names of the images; see: called with the name, the float values and the integer values of every site and output
         """
-        names = names or [f"image {self.images + i}" for i in range(len(images))]
+        values = normalise(images, self.model.preprocess)
+        self._add(values, images, values, names or [f"image {self.images + i}" for i in range(len(images))], see)
+
+    def _add(
+        self, exact_input: Tensor, codes: NDArray[np.uint8], simulated_input: Tensor, names: Sequence[str], see: See | None
+    ) -> Outputs:
+        """Run the float model, the program and its simulation, each on its own input; return their outputs."""
         floats: dict[str, Tensor] = {}
 
         def keep(node: Node, y: Tensor) -> Tensor:
             if node.name in self.power:
                 floats[node.name] = y
                 power, q = self.power[node.name], self.qparams.get(node.name)
-                power.signal += _energy(y)
+                power.signal += energy(y)
                 if not math.isfinite(power.signal):
                     said = f"{node.name}: the float model gives NaN or infinite values"
                     raise FqvitError(f"{said}. Check the weights and the images.")
-                power.alone += 0.0 if q is None else _energy(y - q.decode(q.encode(y)))
+                power.alone += 0.0 if q is None else energy(y - q.decode(q.encode(y)))
             return y
 
         def against_integer(name: str, codes: Integers) -> None:
@@ -220,14 +253,13 @@ class Comparer:
         def against_simulated(node: Node, y: Tensor) -> Tensor:
             y = self.simulation.visit(node, y)
             if node.name in floats:
-                self.power[node.name].simulated += _energy(floats[node.name] - y)
+                self.power[node.name].simulated += energy(floats[node.name] - y)
             return y
 
-        pixels = normalise(images, self.model.preprocess)
-        exact = self.graph.run_all(pixels, keep)
-        integers = self.reference.run_all(images, against_integer)
-        simulated = self.simulation.graph.run_all(pixels, against_simulated, self.simulation.call)
-        self.images += len(images)
+        exact = self.graph.run_all(exact_input, keep)
+        integers = self.reference.run_all(codes, against_integer)
+        simulated = self.simulation.graph.run_all(simulated_input, against_simulated, self.simulation.call)
+        self.images += len(codes)
         if self.logits is not None:
             best = exact[self.logits].argmax(-1)
             self.integer_agrees += int((torch.from_numpy(integers[self.logits]).argmax(-1) == best).sum())
@@ -236,11 +268,12 @@ class Comparer:
             vectors.add(names, exact[i].numpy(), integers[i])
             if see is not None and self.graph.outputs[i] not in floats:
                 see(self.graph.outputs[i], *map(torch.from_numpy, vectors.comparable(exact[i].numpy(), integers[i])))
+        return Outputs(exact, integers, simulated)
 
     def _against(self, name: str, exact: Tensor, integer: Tensor, see: See | None) -> None:
         """Compare the integer values of a site with the float values."""
         power = self.power[name]
-        power.integer += _energy(exact - integer)
+        power.integer += energy(exact - integer)
         if self.vectors:
             power.cosines += cosines(exact.numpy(), integer.numpy()).tolist()
         if see is not None:
@@ -261,11 +294,10 @@ class Comparer:
         percent = 100 / self.images
         return Comparison(self.images, rows, percent * self.integer_agrees, percent * self.simulated_agrees, outputs)
 
-    def _row(self, name: str, power: _Power) -> SiteNoise:
+    def _row(self, name: str, power: Power) -> SiteNoise:
         site = self.program.header.sites.get(name)
         role, bits = (site.role, site.bits) if site else (self.accumulators[name].kind, 32)
-        noises = (power.integer, power.simulated, power.alone)
-        found = SiteNoise(name, role, bits, *(_decibels(power.signal, noise) for noise in noises))
+        found = SiteNoise(name, role, bits, *power.decibels())
         if not power.cosines:
             return found
         return msgspec.structs.replace(found, cosine=float(np.mean(power.cosines)), lowest_cosine=min(power.cosines))
@@ -304,7 +336,9 @@ def calibration_of(program: Program, features: Features, outputs: tuple[str, ...
         said = f"{header.model}: this version of fqvit cannot read the program's recipe ({error})"
         raise FqvitError(f"{said}. Quantize again.") from None
     sites = {name: qparams_of(site, program) for name, site in header.sites.items()}
-    return Calibration(recipe, features, header.images, sites, outputs=outputs)
+    roi = header.input  # of a detector's head
+    square = None if roi is None else QParams(roi.bits, np.array([roi.scale]), np.array([roi.zero]))
+    return Calibration(recipe, features, header.images, sites, square=square, outputs=outputs)
 
 
 def qparams_of(site: Site, program: Program) -> QParams:
@@ -318,7 +352,8 @@ def qparams_of(site: Site, program: Program) -> QParams:
     return QParams(site.bits, scale, zero, alpha if len(scale) == 1 else None)  # per-channel scales include alpha already
 
 
-def _energy(x: Tensor) -> float:
+def energy(x: Tensor) -> float:
+    """Return the sum of the squares in float64."""
     return float(x.double().square().sum())
 
 

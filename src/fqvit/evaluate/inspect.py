@@ -65,8 +65,8 @@ class ProofRow(msgspec.Struct, frozen=True):
 class SiteRow(msgspec.Struct, frozen=True):
     """One quantized site. codes: "affine", "by channel", "power-of-two", "log2" or "relative".
 
-    scale, zero: one per group of channels; for "by channel" only the smallest and the largest; for "power-of-two" not
-        multiplied by 2^alpha, and zero may have one entry per value of alpha; empty for "log2" and "relative"
+    scale, zero: one entry per group of channels. "by channel": only the smallest and the largest. "power-of-two": the scales do
+        not include the factor 2^alpha, and zero may have one entry per value of alpha. "log2" and "relative": empty
     alpha_max: exponent of the largest Power-of-Two Factor   lowest, highest: the range of real values
     """
 
@@ -88,7 +88,7 @@ class Inspection:
     bytes: {kind of constant: bytes in the file}
     floats: number of float constants, float buffers and floats in fields of ops; must be 0
     weights_by_bits: {bits: number of weights stored in that many bits}   groups: group sizes of packed weights
-    linear, packed: bytes of the weights of all linear ops and of the packed ones, with their exponents
+    linear: bytes of the weights and exponents of all linear ops   packed: of those linear ops whose weights are packed
     """
 
     ops: list[OpRow]

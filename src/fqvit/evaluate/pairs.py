@@ -38,8 +38,9 @@ def pair(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> Pair:
 def score_interval(images: int, gained: int, lost: int, z: float = NORMAL_95) -> tuple[float, float]:
     """Return the score interval of a difference of paired proportions (Tango 1998): all d with |S(d)| <= z, where
 
-    S(d) = (gained - lost - n d) / sqrt(n (2 q + d (1 - d))),  q the most likely share of `lost` images given d:
-    the larger root of 2 n q^2 + ((2 n - gained + lost) d - gained - lost) q - lost d (1 - d) = 0.
+    S(d) = (gained - lost - n * d) / sqrt(n * (2 * q + d * (1 - d))),  n = images, and q is the most likely share of `lost`
+    images given d: the larger root of
+        2 * n * q^2 + ((2 * n - gained + lost) * d - gained - lost) * q - lost * d * (1 - d) = 0.
 
     Unlike the normal interval, it has a nonzero width even if nothing was gained or lost, and it stays within -1..1.
     """

@@ -90,7 +90,7 @@ class OutputVectors:
         return found
 
     def comparable(self, floats: Vectors, codes: Integers) -> tuple[Vectors, Vectors]:
-        """Return the values of the float model and of the program [N, ..., C]; for sign bits, packed in both, +1 and -1."""
+        """Return the values of the float model and of the program [N, ..., C]. Packed sign bits are unpacked to +1 and -1."""
         exact = decode(self.info, floats.astype(np.uint8)) if self.info.kind == SIGNS else floats
         return exact, decode(self.info, codes)
 

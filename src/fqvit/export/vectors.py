@@ -36,29 +36,36 @@ def export(program: Program, path: str | Path, image: str | Path | NDArray[np.ui
     check_free(Path(path))
     program.check_pixels("export of golden vectors")
     pixels = _pixels(program.header.preprocess, image)
-    runner = Reference(program)
+    name = Path(image).name if isinstance(image, str | Path) else "test picture" if image is None else "pixels"
     with replacing_folder(path) as folder:
-        writer = _Writer(folder)
-        buffers = {INPUT: writer.write("buffers", INPUT, pixels)}
-        runner.run(pixels[None], lambda name, codes: buffers.update({name: writer.write("buffers", name, codes[0])}))
-        constants = {name: writer.write("constants", name, array) for name, array in sorted(program.constants.items())}
-        output, infos = program.header.output, describe_outputs(program, program.verify())
-        content: dict[str, object] = {
-            "model": program.header.model,
-            "fingerprint": program.fingerprint(),
-            "image": Path(image).name if isinstance(image, str | Path) else "test picture" if image is None else "pixels",
-            "output": output.buffer,
-            "output_scale": output.scale,
-            "outputs": [
-                {"buffer": one.buffer, **msgspec.to_builtins(info)}
-                for one, info in zip(program.header.outputs, infos, strict=True)
-            ],
-            "ops": [_op(program, i, buffers, constants) for i in range(len(program.ops))],
-            "buffers": buffers,
-            "constants": constants,
-            "sites": {name: _site(program, name) for name in program.header.sites},
-        }
-        write_manifest(folder, FORMAT, content)
+        write_run(program, folder, pixels, name)
+
+
+def write_run(program: Program, folder: Path, pixels: NDArray[np.uint8], image: str) -> None:
+    """Write the vectors of one run into a folder. pixels: u8 [H, W, C], or codes of RoI features for a detector's head
+
+    image: what the input is, for the manifest
+    """
+    runner, writer = Reference(program), ArrayWriter(folder)
+    buffers = {INPUT: writer.write("buffers", INPUT, pixels)}
+    runner.run(pixels[None], lambda name, codes: buffers.update({name: writer.write("buffers", name, codes[0])}))
+    constants = {name: writer.write("constants", name, array) for name, array in sorted(program.constants.items())}
+    output, infos = program.header.output, describe_outputs(program, program.verify())
+    content: dict[str, object] = {
+        "model": program.header.model,
+        "fingerprint": program.fingerprint(),
+        "image": image,
+        "output": output.buffer,
+        "output_scale": output.scale,
+        "outputs": [
+            {"buffer": one.buffer, **msgspec.to_builtins(info)} for one, info in zip(program.header.outputs, infos, strict=True)
+        ],
+        "ops": [_op(program, i, buffers, constants) for i in range(len(program.ops))],
+        "buffers": buffers,
+        "constants": constants,
+        "sites": {name: _site(program, name) for name in program.header.sites},
+    }
+    write_manifest(folder, FORMAT, content)
 
 
 def test_picture(preprocess: Preprocess) -> NDArray[np.uint8]:
@@ -90,7 +97,7 @@ def _pixels(preprocess: Preprocess, image: str | Path | NDArray[np.uint8] | None
     return image
 
 
-class _Writer:
+class ArrayWriter:
     """Writes arrays as .npy files and returns their manifest entries."""
 
     def __init__(self, folder: Path) -> None:
@@ -98,7 +105,7 @@ class _Writer:
         self.used: set[str] = set()
 
     def write(self, kind: str, name: str, array: Integers) -> dict[str, object]:
-        (self.folder / kind).mkdir(exist_ok=True)
+        (self.folder / kind).mkdir(parents=True, exist_ok=True)
         base = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".")[:100] or "_"
         file, count = f"{kind}/{base}.npy", 1
         while file.lower() in self.used:
@@ -110,7 +117,7 @@ class _Writer:
         data = npy_bytes(little)
         (self.folder / file).write_bytes(data)
         digest = hashlib.sha256(data).hexdigest()
-        return {"file": file, "dtype": NAMES[array.dtype], "shape": list(array.shape), "sha256": digest}
+        return {"file": file, "dtype": NAMES.get(array.dtype, "i64"), "shape": list(array.shape), "sha256": digest}
 
 
 def _op(program: Program, number: int, buffers: dict[str, Any], constants: dict[str, Any]) -> dict[str, object]:

@@ -115,7 +115,7 @@ def _unified(view: View) -> View:
 
 
 def _context(reader: Reader, attention: View, v: View, shape: tuple[int, ...]) -> View:
-    """attention [.., H, M, N], v [.., H, N, D] -> [.., M, H * D] as layout, [.., H, M, D] as view"""
+    """attention [.., H, M, N], v [.., H, N, D] -> a view [.., H, M, D] of a step whose output is [.., M, H * D]"""
     *windows, heads, rows, _ = attention.shape
     width = v.shape[-1]
     step = reader.step("context", [attention, v], (*windows, rows, heads * width))

@@ -33,8 +33,9 @@ def load_model(
 ) -> FloatModel:
     """Load a float model, ready to be calibrated.
 
-    name: of the zoo, of timm or of an original release; hf:ORG/NAME; a checkpoint file or folder; or a live torch module:
-    normalised images [N, channels, height, width] in, logits or features out. Not needed for weights that identify their model.
+    name: a model name of the zoo, of timm or of an original release; hf:ORG/NAME; a checkpoint file or folder; or a live torch
+    module, which takes normalised images [N, channels, height, width] and returns logits or features. Not needed for weights
+    that identify their model.
     weights: a file, a folder with config.json, hf:ORG/NAME, or a state dict. For a live module: the image size, or an example
     of its input; by default the module's own size.
     classes: class names, one per logit   size: height and width of the images, if not those of the checkpoint or module
@@ -74,7 +75,7 @@ def captured(model: FloatModel) -> FloatModel:
         return model
     p = model.preprocess
     graph = capture(model.module, (p.channels, p.height, p.width))
-    share_weights(graph, model.module)  # nobody else has this module; a live one belongs to the caller, who may change it
+    share_weights(graph, model.module)  # safe, because no caller has this module and could change it
     if model.classes is not None:
         graph.use_as_classifier(True)
     return dataclasses.replace(model, module=graph, original=model.module)

@@ -46,7 +46,7 @@ def neighbourhoods(view: View, kernel: Pair, stride: Pair, padding: Pair | str, 
 
 
 def _as_map(view: View, n: int, h: int, w: int) -> View:
-    """[n h w, C] -> [n, C, h, w]"""
+    """[n * h * w, C] -> [n, C, h, w]"""
     return view.reshaped(n, h, w, view.shape[-1]).moved(lambda x: x.permute(0, 3, 1, 2))
 
 

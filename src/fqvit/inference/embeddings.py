@@ -47,8 +47,8 @@ class Info:
 class Embeddings:
     """The outputs of a program for several images.
 
-    names: one per image, in input order, such as relative paths. vectors: [N, *shape] by output, the program's integers.
-    model: the name of the model. fingerprint: of the program.
+    names: one per image, in input order, such as relative paths. vectors: the program's integers by output name, [N, *shape].
+    model: the name of the model. fingerprint: the fingerprint of the program.
     source: digest of the images, the program and the outputs; "" if unknown
     """
 
@@ -172,7 +172,7 @@ def storable(name: str) -> str:
 
 
 def read(path: str | Path) -> Embeddings:
-    """Read an embedding file of any format; .npy and .safetensors files are mapped. Raises FqvitError for any other file."""
+    """Read an embedding file of any format and memory-map .npy and .safetensors files. Raises FqvitError for any other file."""
     path = Path(path)
     load, _ = FORMATS[check_suffix(path)]
     if not path.is_file():

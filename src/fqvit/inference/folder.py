@@ -32,7 +32,7 @@ TOLERATED = 10  # unreadable images allowed per file; of all images, at most 1 %
 class Piece:
     """The input of one output file: a tar or Parquet file, or PIECE images of a folder, starting with image number `first`.
 
-    name: of the output file, without suffix
+    name: the name of the output file, without suffix
     """
 
     places: tuple[Path, ...]

@@ -4,8 +4,8 @@
 .safetensors: one tensor per output, the names as UTF-8 bytes joined by newlines, the JSON in the metadata.
 .parquet: column `name`, one fixed-size list per output, the JSON in the schema metadata.
 
-Files are written part by part, so memory does not grow with the number of images. Reading maps .npy and .safetensors files.
-Nothing is unpickled. See also: embeddings.py, which interprets the JSON.
+Files are written part by part, so memory does not grow with the number of images. Files in .npy and
+.safetensors format are memory-mapped for reading. Nothing is unpickled. See also: embeddings.py, which interprets the JSON.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def write_npy(path: Path, text: str, columns: Sequence[Column], count: int, part
 
 
 def read_npy(path: Path) -> Content:
-    """Map a .npy file and read the .json file beside it."""
+    """Memory-map a .npy file and read the .json file beside it."""
     beside = path.with_suffix(".json")
     if not beside.is_file():
         raise FqvitError(f"{path}: no {beside.name} beside it, expected the names of the images. Write it with `fqvit embed`.")
@@ -136,7 +136,7 @@ def write_safetensors(path: Path, text: str, columns: Sequence[Column], count: i
 
 
 def read_safetensors(path: Path) -> Content:
-    """Map a .safetensors file that write_safetensors wrote."""
+    """Memory-map a .safetensors file that write_safetensors wrote."""
     try:
         with safe_open(path, framework="numpy") as opened:  # validates the container
             metadata: dict[str, str] = opened.metadata() or {}

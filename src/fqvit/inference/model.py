@@ -37,7 +37,7 @@ BATCH = 16
 def load(path: str | Path | Program, threads: int | None = None) -> Model:
     """Load a .fqvit file: a program or a detector. Raises FqvitError if it is neither or does not verify.
 
-    path: of the file; hf:ORG/NAME or hf:ORG/NAME/FILE.fqvit@REVISION on the Hugging Face Hub; or a program in memory
+    path: the path of the file; hf:ORG/NAME or hf:ORG/NAME/FILE.fqvit@REVISION on the Hugging Face Hub; or a program in memory
     threads: None uses every core available to this process. The results are the same for every number of threads.
     """
     if not isinstance(path, str | os.PathLike):
@@ -51,7 +51,7 @@ def load(path: str | Path | Program, threads: int | None = None) -> Model:
 class Model:
     """A loaded .fqvit file. Which of embed, classify and detect it has depends on the file; the others raise FqvitError.
 
-    name: of the model. fingerprint: of the file; equal files give equal results on every machine.
+    name: the name of the model. fingerprint: the fingerprint of the file; equal files give equal results on every machine.
     """
 
     def __init__(self, path: Path, name: str, fingerprint: str, does: str) -> None:

@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 ONE = 1 << 24  # a cosine of 1
 MAX_LENGTH = 8192  # values per vector: sum v^2 < 2^45
 ROWS = 1024  # gallery rows per engine input, which the engine counts as one image
-BLOCK_BYTES = 32 << 20  # of products at a time
+BLOCK_BYTES = 32 << 20  # bytes of products that are in memory at a time
 MAX_OUTPUTS = 512  # columns of one program
 BASE_BITS = 7
 
@@ -93,7 +93,7 @@ class Norms(NamedTuple):
 
 
 def norms(vectors: Ints) -> Norms:
-    """Return the length of each vector: norm = isqrt(2^16 sum (2^exponent v)^2). vectors: i64 [N, C], |value| < 2^16"""
+    """Return the length of each vector: norm = isqrt(2^16 * sum((2^exponent * v)^2)). vectors: i64 [N, C], |value| < 2^16"""
     _check_length(vectors.shape[1])
     squares = np.einsum("nc,nc->n", vectors, vectors)
     exponent = (45 - ilog2(np.maximum(squares, 1))) >> 1  # the scaled sum of squares is in [2^44, 2^46)
@@ -103,8 +103,9 @@ def norms(vectors: Ints) -> Norms:
 def cosines(dots: Ints, gallery: Norms, query: Norms) -> Ints:
     """Return cosines in units of 2^-24 from the dot products with one query [N] and the norms of both; 0 for zero vectors.
 
-    d = 2^(e_v + e_w) dot,   t = floor(2^32 d / norm_v),   cosine = floor(2^8 t / norm_w + 1/2)
-    |d| < 2^46 and |t| < 2^47. 2^32 d would not fit int64, so t is computed by long division.
+    d = 2^(e_v + e_w) * dot,   t = floor(2^32 * d / norm_v),   cosine = floor(2^8 * t / norm_w + 1/2)
+    for a gallery row v and the query w with the exponents e_v and e_w. |d| < 2^46 and |t| < 2^47. 2^32 * d would not fit int64,
+    so t is computed by long division.
     """
     divisor = np.maximum(gallery.norm, 1)
     whole, rest = np.divmod(dots << (gallery.exponent + query.exponent), divisor)
@@ -116,8 +117,8 @@ def cosines(dots: Ints, gallery: Norms, query: Norms) -> Ints:
 def candidates(dots: Ints, gallery: Norms, query: Norms, threshold: int) -> Ints:
     """Return the positions of all rows whose cosine may be at least `threshold` > 0, without a division per row.
 
-    cosine >= threshold means t >= T = floor((2 threshold - 1) norm_w / 2^9),
-    hence d >= T norm_v / 2^32 >= (T >> 24) (norm_v >> 8).
+    In the notation of `cosines`, cosine >= threshold means t >= T = floor((2 * threshold - 1) * norm_w / 2^9),
+    hence d >= T * norm_v / 2^32 >= (T >> 24) * (norm_v >> 8).
     """
     bound = ((2 * threshold - 1) * int(query.norm) >> 9) >> 24
     found: Ints = np.flatnonzero(dots << (gallery.exponent + query.exponent) >= bound * (gallery.norm >> 8))
@@ -140,7 +141,7 @@ def _digits(values: Ints) -> list[NDArray[np.int8]]:
 
 
 def _program(weights: NDArray[np.int8]) -> Program:
-    """Return the program y = x w^T: u8 [ROWS, 1, K] -> i32 [ROWS, 1, O], for weights i8 [O, K]."""
+    """Return the program y = x @ w^T: u8 [ROWS, 1, K] -> i32 [ROWS, 1, O], for weights i8 [O, K]."""
     header = Header(
         version=1,
         model="dot products",

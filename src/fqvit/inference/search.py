@@ -44,7 +44,7 @@ class Described(Protocol):
 Output = TypeVar("Output", bound=Described)
 
 
-SHOWN = 20  # queries in a table of neighbours
+SHOWN = 20  # maximum number of queries in a printed table of neighbours
 
 
 @dataclass(frozen=True, repr=False)

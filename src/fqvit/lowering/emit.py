@@ -65,9 +65,9 @@ class Emitter:
         return self._shared[key]
 
     def weights(self, name: str, leaf: Leaf, parts: Mapping[str, Constant]) -> str | None:
-        """Add the weights of op `name` as constants and return None; or return an earlier op of this leaf with equal weights.
+        """Return the name of an earlier op of this leaf with equal weights. If there is none, add constants and return None.
 
-        parts: the constants w and, for packed weights, exponent
+        name: the op that uses the weights   parts: the constants w and, for packed weights, exponent
         """
         owner = self._owners.get(leaf)
         if owner is not None and all(np.array_equal(self.constants[f"{owner}.{part}"], x) for part, x in parts.items()):

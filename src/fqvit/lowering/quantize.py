@@ -47,8 +47,8 @@ def quantize(
     model; a state dict; or the result of load_model. The module is not changed.
     images: unlabelled images like those that the model will see: a folder, a tar or Parquet file, a list of paths, PIL images
     or uint8 arrays [N, H, W, C], a DataLoader, or a Dataset of torch or of Hugging Face. They are resized and cropped as the
-    model needs it, except arrays and tensors that already have its input size. An embedded model has its own images.
-    recipe: a recipe, its name, or a TOML file   bits: of weights, activations and attention, such as "4/8/4"
+    model requires, except arrays and tensors that already have its input size. For an embedded model, the package has images.
+    recipe: a recipe, its name, or a TOML file   bits: bit widths of weights, activations and attention, "4/8/4"
     size: height and width, if not those of the model   classes: class names, one per logit
     processor: the image processor of a transformers model, whose module does not contain the preprocessing
     outputs: as in calibrate   limit: use at most this many images, evenly spaced; by default recipe.images
@@ -80,7 +80,7 @@ def quantize(
 
 
 def recipe_of(recipe: Recipe | str | Path, bits: str | None, limit: int | None) -> Recipe:
-    """Return the recipe with other bits and another number of images. A named recipe gets the methods that few bits need."""
+    """Load a recipe and apply `bits` and `limit`. A built-in recipe also gets the methods that low bit widths need."""
     found = load_recipe(recipe)
     if bits is not None:
         found = with_bits(found, bits)

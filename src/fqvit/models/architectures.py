@@ -63,13 +63,13 @@ def lookup(name: str) -> Architecture | None:
 
 
 def why_not(name: str) -> str | None:
-    """Return the feature because of which fqvit does not define a timm architecture; None for supported and unknown names."""
+    """Return the unsupported feature of a timm architecture that fqvit does not define; None for all other names."""
     row = _models().get(resolve(name)[0])
     return row["options"] if row is not None and row["family"] == "-" else None
 
 
 def transform(name: str) -> Transform | None:
-    """Return the preprocessing of a name's tag, or of timm's default tag if it has none; None if name or tag is unknown."""
+    """Return the preprocessing of a name's tag, or of timm's default tag if the name has none; None if either is unknown."""
     stem, tag = resolve(name)
     tags = _tags().get(stem, {})
     row = tags.get(tag) if tag else next(iter(tags.values()), None)
@@ -129,7 +129,7 @@ TEXTS = ("activation", "pool")
 
 
 def _value(key: str, text: str) -> object:
-    """Parse a cell by the name of its field: 2x2x6x2 is a tuple, and so are the heads of a Swin."""
+    """Parse a cell according to its field. Numbers joined by x (2x2x6x2: depths or heads of a Swin) become a tuple."""
     if key in TEXTS:
         return text
     if key in TUPLES or "x" in text:

@@ -111,7 +111,7 @@ class Activation(Leaf):
 
 
 class Multiply(Leaf):
-    """Elementwise product of a [..., C] and b, whose shape is that of a or its last axes (gates)."""
+    """Elementwise product of a [..., C] and b, which has the shape of a or of its last axes (gates)."""
 
     def __init__(self, role: Role = "product") -> None:
         super().__init__(role)
@@ -121,7 +121,7 @@ class Multiply(Leaf):
 
 
 class Rotary(Leaf):
-    """y[t, c] = x[t, c] cos[t, p] + x[t, c - p + partner[p]] sin[t, p], p = c mod P: rotary position embedding
+    """Rotary position embedding: y[t, c] = x[t, c] * cos[t, p] + x[t, c - p + partner[p]] * sin[t, p], where p = c mod P
 
     x: [N, ..., T, C]   cos, sin: [T, P], sin includes the sign   partner: [P], values below P
     """
@@ -144,7 +144,7 @@ class Rotary(Leaf):
 
 
 class Depthwise(Leaf):
-    """y[p, c] = sum_k rows[index[p, k], c] weight[k, c] + bias[c], rows = x viewed as [R, C]; index -1 gives 0
+    """y[p, c] = sum_k rows[index[p, k], c] * weight[k, c] + bias[c], where rows is x viewed as [R, C]; index -1 gives 0
 
     A depthwise convolution, or (K = 1) one scale and one offset per channel. index: [..., K]   weight: [K, C]   bias: [C]
     """
@@ -169,7 +169,7 @@ class Depthwise(Leaf):
 
 
 class Stem(Leaf):
-    """A convolution of the images: y[p, o] = sum_{k, c} pixels[index[p, k], c] weight[o, k, c] + bias[o]; index -1 gives 0
+    """A convolution of the images: y[p, o] = sum_{k, c} pixels[index[p, k], c] * weight[o, k, c] + bias[o]; index -1 gives 0
 
     index: [P, K], positions in row-major order   weight: [O, K, channels]   bias: [O]
     """
@@ -182,7 +182,7 @@ class Stem(Leaf):
         self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
 
     def rows(self, images: Tensor) -> Tensor:
-        """Gather the pixels of each position: [N, channels, height, width] -> [N, P, K channels]"""
+        """Gather the pixels of each position: [N, channels, height, width] -> [N, P, K * channels]"""
         pixels = images.flatten(2).transpose(1, 2)
         rows = pixels[:, self.index.clamp(min=0)] * (self.index >= 0).unsqueeze(-1)
         return rows.flatten(-2)
@@ -192,7 +192,7 @@ class Stem(Leaf):
 
 
 class Signs(Leaf):
-    """Sign bits: y[j] = sum_i 2^(7 - i) [x[8 j + i] > 0], as numpy.packbits packs them: [N, C] -> [N, ceil(C / 8)]"""
+    """Sign bits: y[j] = sum_i 2^(7 - i) * (x[8 * j + i] > 0), as numpy.packbits packs them: [N, C] -> [N, ceil(C / 8)]"""
 
     def __init__(self, channels: int) -> None:
         super().__init__("signs")
@@ -215,7 +215,7 @@ class MeanRows(Leaf):
 
 
 class MaxRows(Leaf):
-    """y[p, c] = max_k rows[index[p, k], c], rows = x viewed as [R, C]; index -1 is left out. index: [..., K]"""
+    """y[p, c] = max_k rows[index[p, k], c], where rows is x viewed as [R, C]; index -1 is left out. index: [..., K]"""
 
     index: Tensor
 

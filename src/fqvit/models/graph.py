@@ -129,7 +129,7 @@ class Captured(nn.Module):
 def returned_outputs(module: nn.Module, graph: Graph) -> tuple[str, ...]:
     """Return the model's own outputs in the order in which it returns them.
 
-    The main output comes first in a captured module, and last in a pyramid, whose levels are read in order.
+    A captured module returns its main output first; a traced model, such as a detector's pyramid, returns it last.
     """
     return (graph.output, *graph.others) if isinstance(module, Captured) else graph.outputs
 

@@ -62,7 +62,7 @@ class Leaf(nn.Module):
 
 
 class Linear(Leaf):
-    """y[..., o] = sum_k x[..., k] weight[o, k] + bias[o]"""
+    """y[..., o] = sum_k x[..., k] * weight[o, k] + bias[o]"""
 
     def __init__(self, inputs: int, outputs: int, role: Role, bias: bool = True) -> None:
         super().__init__(role)
@@ -138,7 +138,7 @@ class Gelu(Leaf):
 
 
 class Heads(Leaf):
-    """Select Q, K or V (part 0, 1 or 2) and split it into heads: [..., T, 3 H D] -> [..., H, T, D]."""
+    """Select Q, K or V (part 0, 1 or 2) and split it into heads: [..., T, 3 * H * D] -> [..., H, T, D]."""
 
     def __init__(self, heads: int, part: int) -> None:
         super().__init__("route")
@@ -203,7 +203,7 @@ class Softmax(Leaf):
 
 
 class Context(Leaf):
-    """Attention times V, heads concatenated: [..., H, T, T] x [..., H, T, D] -> [..., T, H D]"""
+    """Attention times V, heads concatenated: [..., H, T, T] x [..., H, T, D] -> [..., T, H * D]"""
 
     def __init__(self) -> None:
         super().__init__("context")
@@ -225,7 +225,7 @@ class Add(Leaf):
 class Take(Leaf):
     """Gather rows: x [N, ..., C], viewed as [N, R, C] -> [N, *index.shape, C]; index -1 gives zeros.
 
-    join: concatenate the last index axis into the channels: index [..., 4] -> [N, ..., 4 C] (patch merging)
+    join: concatenate the last index axis into the channels: index [..., 4] -> [N, ..., 4 * C] (patch merging)
     move: the kind of index, so that the index can be computed for feature maps of other sizes (lowering/grids.py)
     cut: window size and shift, which determine the index
     """

@@ -1,6 +1,6 @@
-"""Read the metadata of a live module: timm's `pretrained_cfg`, transformers' `config` and image processor. Imports neither.
+"""Read the metadata of a live module: timm's `pretrained_cfg`, transformers' `config` and image processor.
 
-The front end captures the module; this module finds its image size, preprocessing and class names.
+Imports neither library. The front end captures the module; this file finds its image size, preprocessing and class names.
 See also: transform.py (to_preprocess), checkpoints/timm_config.py and checkpoints/transformers_config.py (config files).
 """
 

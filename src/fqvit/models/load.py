@@ -224,7 +224,7 @@ def _is_leaf_built(found: Canonical, hints: Hints) -> bool:
 
 
 def _row(name: str | None, found: Canonical, hints: Hints, label: str) -> zoo.Row:
-    """Return the zoo row of the name, of the architecture or of the checkpoint's sizes; if none, a new row with these sizes."""
+    """Return the zoo row that matches the name, the architecture or the checkpoint's sizes; if none does, make a new row."""
     for known in filter(None, (name, hints.architecture if hints.exact else None)):
         if (row := zoo.lookup(known)) is not None:
             return row

@@ -1,4 +1,4 @@
-"""Decide whether a model argument is a known name, a checkpoint, a folder or an hf: address. Does not import torch."""
+"""Decide whether a model argument is a known name, a checkpoint, a folder or an hf: name. Does not import torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def located(name: str | None, weights: str | None) -> tuple[str | None, str | No
 def named(weights: str) -> tuple[str | None, str | None]:
     """Return (name, weights) of a checkpoint given without a name. The name is taken from the file if it is a known name.
 
-    Otherwise, and for a folder, the name is None: config.json or the weights decide. An hf: address counts as a name.
+    Otherwise, and for a folder, the name is None: config.json or the weights decide. An hf: name counts as a name.
     """
     if weights.startswith("hf:"):
         return weights, None

@@ -25,7 +25,7 @@ class Grid(Leaf):
 
 
 class Conv2d(Leaf):
-    """y[n, i, j, o] = sum_{a, b, c} x[n, i + a - 1, j + b - 1, c] weight[o, c, a, b] + bias[o], x = 0 outside the map.
+    """y[n, i, j, o] = sum_{a, b, c} x[n, i + a - 1, j + b - 1, c] * weight[o, c, a, b] + bias[o]; x is 0 outside the map.
 
     3x3 convolution, stride 1, zero padding: [N, height, width, C] -> [N, height, width, O].
     """
@@ -41,7 +41,7 @@ class Conv2d(Leaf):
 
 
 class Deconv(Leaf):
-    """y[n, 2i + a, 2j + b, o] = sum_c x[n, i, j, c] weight[c, o, a, b] + bias[o]: [N, h, w, C] -> [N, 2h, 2w, O].
+    """y[n, 2 * i + a, 2 * j + b, o] = sum_c x[n, i, j, c] * weight[c, o, a, b] + bias[o]: [N, h, w, C] -> [N, 2h, 2w, O].
 
     Transposed 2x2 convolution, stride 2: outputs do not overlap, so each input position is mapped linearly to four outputs.
     """

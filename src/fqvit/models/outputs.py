@@ -21,7 +21,7 @@ from fqvit.models.layers import LayerNorm, Leaf, Linear, Mean, Take
 from fqvit.models.requests import LAYERED, Request, check_different, parse_outputs
 from fqvit.models.streams import Shapes, Streams
 
-WIDE = 16  # bits of a value that is normalised or reduced to its sign afterwards, and of vectors inside the network
+WIDE = 16  # bits of values read from the residual stream, and of values that are normalised or reduced to signs afterwards
 # Leaves that are computed a second time as an output. An output from any other leaf reads the codes that the leaf writes.
 COPIED = (LayerNorm, Linear, Mean, MeanRows, Activation, Depthwise, Multiply)
 

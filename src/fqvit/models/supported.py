@@ -23,7 +23,7 @@ FAMILIES = (
     Family("SwinV2", "timm, original, transformers"),
     Family("CLIP, OpenCLIP", "timm, OpenAI, OpenCLIP, transformers"),
     Family("SigLIP, SigLIP2 of fixed size", "timm, OpenCLIP, transformers"),
-    Family("DINO, DINOv2, with registers", "timm, original, transformers"),
+    Family("DINO, DINOv2 (also with registers)", "timm, original, transformers"),
     Family("DINOv3 ViT", "timm, original, transformers"),
     Family("MAE encoder", "timm, original, transformers"),
     Family("BEiT, BEiT v2, Data2Vec", "timm, original, transformers"),

@@ -122,7 +122,7 @@ class SwinBlock(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Patch merging: concatenate 2x2 neighbouring tokens, normalise, and reduce to twice the width."""
+    """Patch merging: concatenate 2x2 neighbouring tokens to 4 * C channels, normalise, and project to 2 * C."""
 
     def __init__(self, width: int, grid: tuple[int, int], eps: float) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ See also: calibrate.py (images given as an iterable), distribute.py (images read
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ def rebatch(
 
 
 def shuffle_batches(batches: Iterable[NDArray[np.uint8]], size: int, seed: int) -> Iterator[NDArray[np.uint8]]:
-    """Permute all images of `batches` and cut them into batches of `size`. Their number and the seed determine the order."""
+    """Shuffle all images of `batches` and cut them into batches of `size`. Their count and the seed determine the order."""
     images = [image for batch in batches for image in batch]
     order = np.random.default_rng(seed).permutation(len(images))
     for start in range(0, len(images), size):
@@ -88,17 +88,17 @@ class ImageSample(Reservoir):
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self.kept: dict[int, NDArray[np.uint8]] = {}
+        self.kept: dict[int, NDArray[Any]] = {}
 
-    def add(self, batch: NDArray[np.uint8]) -> None:
-        """Add a batch, uint8 [n, H, W, C]; the sample keeps some of its images."""
+    def add(self, batch: NDArray[Any]) -> None:
+        """Add a batch [n, ...] of images, or of RoI features of a detector; the sample keeps some of them."""
         for image in batch:
             slot = self.slot()
             if slot is not None:
                 self.kept[slot] = image.copy()  # a view would keep the whole batch in memory
 
-    def images(self) -> NDArray[np.uint8]:
-        """Return the sample: uint8 [n, H, W, C]"""
+    def images(self) -> NDArray[Any]:
+        """Return the sample: [n, ...]"""
         return np.stack(list(self.kept.values()))
 
 

@@ -32,11 +32,11 @@ from fqvit.models.load import FloatModel
 from fqvit.models.outputs import output_graph, resolve_outputs
 from fqvit.models.pixels import normalise
 from fqvit.quant import channels, distribute
+from fqvit.quant.adjust import Centers, adjust_ranges
 from fqvit.quant.batches import ImageSample, mark_last, rebatch, sample_size, shuffle_batches
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.centering import center, key_centers
 from fqvit.quant.channels import ChannelRange
-from fqvit.quant.leveling import level_keys
 from fqvit.quant.methods import auto, narrow
 from fqvit.quant.methods.bitsplit import bit_split
 from fqvit.quant.methods.compensate import compensate
@@ -50,8 +50,11 @@ from fqvit.quant.points import observation_points
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
 from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from fqvit.quant.simulate import table_softmax
+<<<<<<< HEAD
 from fqvit.quant.splitting import choose_outliers, split, split_parts
 from fqvit.quant.values import widen_values
+=======
+>>>>>>> main
 from fqvit.quant.weights import check_layers
 from fqvit.system.progress import Progress, track
 
@@ -132,7 +135,7 @@ class FloatPass:
         self.model, self.graph, self.recipes, self.where = model, graph, recipes, where
         self.observers = [{name: SiteObserver(site, each) for name, site in plan(graph, each).items()} for each in recipes]
         self.seen = 0
-        self.centers: Mapping[str, NDArray[np.float64]] = {}
+        self.centers: Centers = {}
 
     def observe(self, batch: NDArray[np.uint8], last: bool) -> None:
         """Run one batch, uint8 [n, H, W, C], and observe its sites. last: whether this is the last batch"""
@@ -141,6 +144,7 @@ class FloatPass:
         observe_batch(self.graph, normalise(batch, self.model.preprocess).to(self.where), *self.observers, call=call)
         self.seen += len(batch)
 
+<<<<<<< HEAD
     def level_keys(self, images: NDArray[np.uint8]) -> None:
         """Subtract constants from keys so that scores have a short range; see leveling.py. images: uint8 [n, H, W, C]"""
         parts = [{name: site.parts for name, site in observed.items()} for observed in self.observers]
@@ -167,6 +171,8 @@ class FloatPass:
                 site.tokens = before[name].tokens if name in before else 1
         self.graph = graph
 
+=======
+>>>>>>> main
     def state(self) -> dict[str, Any]:
         sites = [{name: site.state() for name, site in observed.items()} for observed in self.observers]
         return {"seen": self.seen, "sites": sites}
@@ -193,8 +199,8 @@ def calibrate(
 ) -> Calibration:
     """Observe every site of `model` on `images` and return its quantization parameters.
 
-    images: uint8 arrays [H, W, C] or [n, H, W, C], as made by model.preprocess, of which the first recipe.images images are
-    used; or a Source, a folder or whatever else `quantize` takes, of which recipe.images images are used, evenly spaced.
+    images: uint8 arrays [H, W, C] or [n, H, W, C], as made by model.preprocess; the first recipe.images images are used. Or a
+    Source, a folder or anything else that `quantize` accepts; then recipe.images evenly spaced images are used.
     recipe: a recipe, its name, or a TOML file.
     outputs: names of outputs, as a list or as one comma-separated string, such as "embedding:l2,tokens@9"; by default those of
     the model itself. features: deprecated, use outputs.
@@ -226,7 +232,7 @@ def calibrate(
         auto.check(kind, names)
     if recipe.max_size is not None and size_of is None:
         raise FqvitError(f"recipe {recipe.name}: max_size needs the argument size_of, which measures the file.")
-    check_layers(graph, recipe)
+    check_layers([graph], recipe)
     workers.agree("weights", f"{model.name} {model.source}", "Every machine needs the same checkpoint.")
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
     centers = key_centers(graph, model.preprocess, where) if recipe.keys != "plain" else {}
@@ -280,10 +286,10 @@ def _finish(
     if recipe.mlps == "split":
         observed.split_mlps()
     images = sample() if sample_size(recipe) else None
-    if images is not None and recipe.keys == "leveled":
-        observed.level_keys(images)
-    if images is not None and recipe.values == "widened":
-        observed.widen_values(images)
+    centers = observed.centers
+    if images is not None:
+        preprocess, where = model.preprocess, observed.where
+        centers = adjust_ranges(observed.graph, preprocess, recipe, observed.observers, centers, images, where)
     calibrations = [
         Calibration(
             each,
@@ -291,7 +297,7 @@ def _finish(
             observed.seen,
             site_parameters(observed.graph, each, sites),
             outputs=wanted[1],
-            centers=observed.centers,
+            centers=centers,
         )
         for each, sites in zip(observed.recipes, observed.observers, strict=True)
     ]
@@ -405,6 +411,6 @@ def observe_batch(
 
 
 def _tokens(chosen: Node, y: Tensor) -> Tensor:
-    """Split concatenated tokens, so that the channels are those of the site: [N, T C] -> [N, T, C]."""
+    """Split concatenated tokens, so that the channels are those of the site: [N, T * C] -> [N, T, C]."""
     assert isinstance(chosen.leaf, Take)
     return y.reshape(len(y), len(chosen.leaf.index), -1)

@@ -38,7 +38,7 @@ class Measure(msgspec.Struct, frozen=True):
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """One raised unit: its number of sites, their bits before and after, and the divergence saved by raising it."""
+    """One unit whose sites got more bits: number of sites, bits before and after, and the KL divergence that this saves."""
 
     unit: str
     role: str
@@ -61,7 +61,8 @@ class Narrowed(msgspec.Struct, frozen=True):
 class Choice(msgspec.Struct, frozen=True):
     """The choice of recipe `auto`.
 
-    start, end: before any change, and with the chosen units raised and layers narrowed   units, layers: numbers of candidates
+    start: measured before any change   end: measured after raising the chosen units and narrowing the chosen layers
+    units, layers: numbers of candidates
     reached: whether end.loss <= max_loss or, with max_size, whether the file is at most that large   bytes: file size, if known
     """
 

@@ -2,10 +2,11 @@
 
 A softmax does not change if the same number is added to a whole row of scores, and q . (k - c) = q . k - q . c differs from
 q . k by the same number for every key. The float model therefore computes the same function with any c. Keys often share a
-large common part: without it K and the scores span a fraction of their range, and their codes are that much finer.
+large common part. Without it, K and the scores span a much smaller range, so their codes are much finer.
 
-c is the mean key of one image of the mean color. It depends only on the model, so no calibration image is needed before the
-ranges are observed. See also: calibrate.py (computes c), leveling.py (improves it), calibration.py (stores it).
+c is the mean key over an image that has the mean color everywhere. It depends only on the model, so no calibration image is
+needed before the ranges are observed.
+See also: calibrate.py (computes c), leveling.py (improves it), calibration.py (stores it).
 """
 
 from __future__ import annotations

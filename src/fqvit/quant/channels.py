@@ -163,10 +163,11 @@ def context(low: Floats, high: Floats, v: QParams, bits: int) -> QParams:
 
 
 def with_floor(high: Floats, quantile: float, k: int) -> tuple[Floats, float]:
-    """Return the upper ends [C] of GELU outputs, raised to at least a quantile of them, and the end for the coarsest scale.
+    """Return the upper ends of GELU's ranges [C], each at least a quantile of them, and the upper end for the coarsest scale.
 
     Scales differ by powers of two. Many channels have the raised upper end, so the coarsest scale is that of the raised upper
-    end times a power of two. Without a floor (quantile 0), or if that power exceeds 2^k, it is the scale of the widest channel.
+    end times a power of two. Without a floor (quantile 0), or if that power exceeds 2^k, the widest channel determines the
+    coarsest scale.
     """
     if quantile == 0:
         return high, float(high.max())

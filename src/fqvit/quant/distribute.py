@@ -1,8 +1,8 @@
 """Distribute calibration batches over workers and merge the observer states.
 
 Each worker observes some of the batches; the first worker merges the states and computes the calibration, which all workers
-receive. Batches, and the sample of images that refining methods read again, are positions in the source, known before any image
-is read, so they do not depend on the number of workers.
+receive. Batches, and the sample of images that refining methods read again, are lists of positions in the source. They are
+known before any image is read, so they do not depend on the number of workers.
 See also: calibrate.py (observes a batch), distributed/workers.py (communication).
 """
 

@@ -133,7 +133,7 @@ def _widened(counts: Ints, low: Floats, before: Ints, after: Ints) -> Ints:
     """Merge counts [C, bins] of bins 2^before wide into bins 2^after wide (after >= before)."""
     channels, bins = counts.shape
     index = _window(low, before, bins)
-    # At most 62, because every index is 0 by then.
+    # A shift by 62 bits already makes every index 0.
     doublings = np.minimum(after - before, 62)[:, None]
     wider = np.sign(index) * (np.abs(index) >> doublings)
     position = (wider & (bins - 1)) + np.arange(channels)[:, None] * bins

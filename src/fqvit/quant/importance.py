@@ -2,9 +2,9 @@
 
 An error at one output of a linear layer changes the outputs of the model in proportion to the gradient. The weight of a
 position is the mean square of this gradient over images and channels: in the last block of a model whose output is the class
-token, only that token matters. All outputs of the model have equal weight, every row of an output (such as a patch token) is
-divided by its norm, and gradients are those of random projections of all outputs. Weights of a layer have mean 1 and are at
-least EQUAL, so that statistics over the tokens have enough samples even if only one token of an image matters.
+token, only that token matters. The gradients are those of random projections of all outputs: every row of an output (such as a
+patch token) is first divided by its norm, and all outputs of the model have equal weight. The weights of a layer have mean 1.
+They are at least EQUAL, so that statistics over tokens have enough samples even if only one token of an image matters.
 See also: methods/compensate.py (rounds weights for a small weighted error).
 """
 

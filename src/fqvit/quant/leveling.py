@@ -27,8 +27,8 @@ from fqvit.quant.channels import ChannelRange
 from fqvit.quant.observers import Attended, Observer
 
 TARGET = 8.0  # leveled row maxima are near this value; the range of scores then includes 0, as every range does
-RIDGE = 0.1  # this share of the mean variance of Q is added to each channel's, so that constants of little use stay small
-MAX_ELEMENTS = 2**28  # values of Q that are held, over all layers and images
+RIDGE = 0.1  # ridge penalty as a share of the mean square of Q: keeps constants of little use small
+MAX_ELEMENTS = 2**28  # maximum number of values of Q in memory, over all layers and images
 BATCH = 16
 
 

@@ -244,7 +244,7 @@ class Percentile(Ema):
 
 
 class Omse(MinMax):
-    """Optimal mean squared error: the MinMax range, shrunk by the 0, 1, ... 89 percent that minimize ||x - Q(x)||^2 at `bits`.
+    """Optimal mean squared error: the MinMax range, shrunk by the 0 to 89 percent that minimize ||x - Q(x)||^2 at `bits` bits.
 
     The range uses all elements; the error uses a histogram of about every 13th element of all batches, or of the last one only.
     """

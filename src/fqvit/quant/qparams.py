@@ -25,7 +25,7 @@ class QParams:
     scale: float64 [G]   zero: int64 [G], the zero points   G: number of groups of channels, 1, 3 (Q, K and V) or C
     alpha: uint8 [C], the shifts of the Power-of-Two Factor, or None
     log2: code i means 2^-i; scale and zero are unused   zero_code: the last log2 code means 0
-    octave: with log2, codes per power of two (simulated only): with 2, code i means scale 2^(-i/2)
+    octave: with log2, codes per power of two (simulated only): with 2, code i means scale * 2^(-i/2)
     levels: code i means levels[i] divided by the sum over its row (relative attention)
     grid: the only codes that occur, in ascending order (GELU outputs with few bits); () for all
     """
@@ -80,7 +80,8 @@ class QParams:
     def encode(self, x: Tensor) -> Tensor:
         """Quantize x [..., C]; returns codes in the dtype of x."""
         if self.log2 and self.octave > 1:
-            return (0.5 - self.octave * (x / float(self.scale[0])).log2_()).floor_().clamp_(0, self.last)  # 0: the last code
+            # x = 0 gets the last code.
+            return (0.5 - self.octave * (x / float(self.scale[0])).log2_()).floor_().clamp_(0, self.last)
         if self.log2:
             return log2_encode(x, self.last)
         if self.levels:
@@ -169,7 +170,7 @@ def log2(bits: int, zero_code: bool) -> QParams:
 
 
 def log_sqrt2(bits: int, scale: float) -> QParams:
-    """Return codes for attention (RepQ-ViT): code i means scale 2^(-i/2), the last code means 0."""
+    """Return codes for attention (RepQ-ViT): code i means scale * 2^(-i/2), the last code means 0."""
     return QParams(bits, np.array([scale]), np.zeros(1, np.int64), log2=True, zero_code=True, octave=2)
 
 
@@ -179,7 +180,7 @@ def relative(bits: int, tokens: int, levels: Literal["powers", "curve", "curve-b
     Levels as shares of the largest:
     powers: 1, 1/2, 1/4, ... and 0; 4 bits also have the midpoints between the four largest, each a sum of two powers of two;
     with more than 4 bits the levels are evenly spaced;
-    curve: (u^2 + 4 u^4) / 5 for u = 1, ..., 0 in equal steps, which has less error where attention is spread over many tokens;
+    curve: (u^2 + 4 * u^4) / 5 for u = 1, ..., 0 in equal steps; less error if attention is spread over many tokens;
     curve-below-8: evenly spaced with 8 bits, otherwise as curve.
     The largest level is 2^15, or less if a weighted sum of `tokens` 8-bit values could exceed 31 bits.
     """

@@ -46,11 +46,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight_bits: Bits = 8
     weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights per shared exponent, at 4 bits or less; 0: no groups
     layer_bits: dict[str, Bits] = {}  # bits of the weights of single layers, by name or pattern such as "blocks.*.mlp.fc1"
-    weight_ends: Literal["codes", "halves"] = "codes"  # max|w| / scale at 8 bits: 127, or 127.5 and saturated
+    weight_ends: Literal["codes", "halves"] = "codes"  # at 8 bits, map max|w| to 127, or to 127.5 and saturate
     # How weights are rounded. nearest: to the nearest code; compensated: column by column, so that later columns and biases
     # compensate earlier errors; weighted: likewise, with tokens weighted by their influence on the outputs (compensate.py);
     # reconstructed: compensated, then learned segment by segment, together with scales and biases (reconstruct.py);
-    # bit-split: bit by bit, for the least output error (bitsplit.py).
+    # bit-split: bit by bit, to minimize the output error (bitsplit.py).
     rounding: Literal["nearest", "compensated", "weighted", "reconstructed", "bit-split"] = "nearest"
     activation_bits: Bits = 8
     attention_bits: Bits = 4
@@ -66,8 +66,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Weights of relative codes: powers of two and some midpoints (evenly spaced above 4 bits), or spaced along a smooth curve.
     # "curve-below-8": along the curve with up to 7 bits; evenly spaced with 8, which is faster and fits QDQ runtimes.
     levels: Literal["powers", "curve", "curve-below-8"] = "powers"
-    # Keys as the model computes them, or minus one constant per channel, which does not change attention: the mean key of one
-    # image (centering.py), or the constants for which the largest scores of all rows are nearly equal (leveling.py).
+    # plain: keys as the model computes them; otherwise minus one constant per channel, which does not change attention.
+    # centered: the mean key of one image (centering.py); leveled: constants for which the largest scores of all rows are
+    # nearly equal (leveling.py).
     keys: Literal["plain", "centered", "leveled"] = "plain"
     # Scores: the range from `observer`, or only the part of it that attention depends on.
     scores: Literal["observed", "attended"] = "observed"
@@ -105,9 +106,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # LayerNorm and Softmax in integers, or in float: then only the inputs of matrix products are quantized, and the recipe can
     # only be simulated.
     nonlinear: Literal["integer", "float"] = "integer"
-    # Scales from observed ranges; searched for the best correlation with the float outputs (similarity.py); by percentiles,
-    # with reparameterized norms and log-sqrt2 attention (reparameterize.py); or searched by the Hessian, with twin codes of
-    # attention and GELU outputs (hessian.py).
+    # How scales are chosen. observed: from observed ranges; similarity: searched for the best correlation with the float
+    # outputs (similarity.py); reparameterized: by percentiles, with reparameterized norms and log-sqrt2 attention
+    # (reparameterize.py); hessian: searched by the Hessian, with twin codes of attention and GELU outputs (hessian.py).
     intervals: Literal["observed", "similarity", "reparameterized", "hessian"] = "observed"
     # `auto`: raise the bits of sites until the top-1 loss, estimated without labels, is at most this many percentage points.
     max_loss: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
@@ -197,7 +198,7 @@ _LOW: dict[str, Any] = {
 _LOW_SITES = {**_OURS["sites"], "scores": SiteRule(bits=8)}
 # With 4-bit weights and 8-bit activations: learned weights, and the finer activations of `embedding`.
 _W4: dict[str, Any] = {"rounding": "reconstructed", "ranges": "least-error", "mlps": "whole", **_FINE}
-# Weights per shared exponent, in recipes with 4-bit weights. With 8-bit activations, most of the error is that of the weights.
+# Weights per shared exponent, in recipes with 4-bit weights. With 8-bit activations, most of the error comes from the weights.
 WEIGHT_GROUP = 16
 WEIGHT_GROUP_A8 = 8
 
@@ -315,16 +316,9 @@ def check_integer(recipe: Recipe) -> None:
 def check_detector(recipe: Recipe) -> None:
     """Raise FqvitError if the recipe does not support detectors."""
     check_integer(recipe)
-    for field, value, only in (
-        ("max_loss", recipe.max_loss, None),
-        ("rounding", recipe.rounding, "nearest"),
-        ("intervals", recipe.intervals, "observed"),
-        ("keys", recipe.keys, "plain"),
-        ("values", recipe.values, "observed"),
-    ):
-        if value != only:
-            problem = f"recipe {recipe.name}: {field} is {value}, which detectors do not support"
-            raise FqvitError(f"{problem}. Use fqvit, fast or fq-vit, or change {field} in a .toml file.")
+    if recipe.rounding == "weighted":  # weights tokens by their influence on one output vector
+        problem = f"recipe {recipe.name}: rounding is weighted, which detectors do not support"
+        raise FqvitError(f"{problem}. Use fqvit, w4 or auto, or change rounding in a .toml file.")
 
 
 def with_profile(recipe: Recipe, profile: str) -> Recipe:
@@ -355,7 +349,7 @@ def with_bits(recipe: Recipe, bits: str) -> Recipe:
 def with_methods(recipe: Recipe) -> Recipe:
     """Add the methods that reduce the error of fewer than 8 bits to a recipe whose bits were changed.
 
-    Only recipes that are built for accuracy get them; other recipes compare single methods. Detectors do not support them.
+    Only recipes that are built for accuracy get them; other recipes compare single methods.
     """
     if recipe.name not in ADAPTED or min(recipe.weight_bits, recipe.activation_bits) == 8:
         return recipe

@@ -122,7 +122,7 @@ class Simulation:
         else:
             weight, bias = weight_rows(leaf)
         scales = self.input_scales(node)
-        short, halves = self._short_output_scales(node), self.calibration.recipe.weight_ends == "halves"
+        short, halves = self.short_output_scales(node), self.calibration.recipe.weight_ends == "halves"
         return quantize_linear(
             weight, bias, np.ones(1) if scales is None else scales, bits, group=group, output_scales=short, halves=halves
         )
@@ -142,7 +142,8 @@ class Simulation:
             weight = weight * np.tile(p.std, pixels)
         return torch.from_numpy(weight.copy()).float(), torch.from_numpy(bias).float()
 
-    def _short_output_scales(self, node: Node) -> NDArray[np.float64] | None:
+    def short_output_scales(self, node: Node) -> NDArray[np.float64] | None:
+        """Return the output scales [O] of a layer with exact 16-bit multipliers, else None; see weights.py."""
         assert isinstance(node.leaf, LinearLeaf | layers.Patches | general.Stem)
         outputs = (
             len(node.leaf.weight) if isinstance(node.leaf, layers.Patches | general.Stem) else len(weight_rows(node.leaf)[0])
@@ -229,6 +230,16 @@ class Simulation:
     def run_all(self, images: NDArray[np.uint8]) -> tuple[Tensor, ...]:
         """Run as `run` does, and return all outputs. images: codes of RoI features if the model is a detector's head."""
         return self.graph.run_all(self.values(images), self.visit, self.call)
+
+    @torch.no_grad()
+    def run_features(self, features: Tensor) -> tuple[Tensor, ...]:
+        """Run a detector's head on float RoI features [N, side, side, C], which are quantized first; return all outputs."""
+        return self.graph.run_all(self.encode_input(features), self.visit, self.call)
+
+    def encode_input(self, x: Tensor) -> Tensor:
+        """Replace the input of a detector's head, RoI features, by decode(encode(features)). Images are not changed."""
+        q = self.sites.get(IMAGES)
+        return x if q is None else q.decode(q.encode(x))
 
     def values(self, images: NDArray[np.uint8]) -> Tensor:
         """Return the input of the first node: normalized images [N, C, H, W], or RoI features [N, side, side, C]."""

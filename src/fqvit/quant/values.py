@@ -1,6 +1,6 @@
 """Widen the ranges of V so that attention times V gets finer codes.
 
-The scales of attention times V are those of V times one factor f, the least for which no channel saturates (channels.py).
+The scales of attention times V are those of V times one factor f, the smallest for which no channel saturates (channels.py).
 Attention averages V over tokens, so most channels of the product span a fraction of V's range, and the rounding errors of V
 average out: for a row with attention weights a, their variance is multiplied by sum(a^2). One channel that is not
 averaged, however, makes f nearly 1, and all other channels of the product are rounded coarsely. A wider range for

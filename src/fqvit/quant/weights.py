@@ -5,6 +5,7 @@ Shared by lowering and simulation, so that both use the same integers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -29,7 +30,7 @@ SHORT_CODES = 10  # outputs with at most this many bits may have short multiplie
 
 @dataclass(frozen=True)
 class QuantizedLinear:
-    """The integers of a linear layer: y[o] = scale[o] * (sum_k (x[k] - z[k]) w[o, k] + bias[o]) for codes x, zero points z.
+    """The integers of a linear layer: y[o] = scale[o] * (sum_k (x[k] - z[k]) * w[o, k] + bias[o]) for codes x, zero points z.
 
     w: int8 [O, K]   scale: float64 [O], the value of one accumulator unit   bias: int64 [O], in accumulator units
     exponent: u8 [O, G], only with groups: w is a narrow code times 2^exponent of its group
@@ -48,8 +49,8 @@ LinearLeaf = layers.Linear | maps.Conv2d | maps.Deconv
 def weight_rows(leaf: LinearLeaf) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
     """Return the weight [O, K] and bias [O] of a leaf, as those of a linear layer.
 
-    A 3x3 convolution reads K = 9 C channels, position by position in row-major order. A transposed 2x2 convolution writes
-    O = 4 O' channels: upper left, upper right, lower left, lower right.
+    A 3x3 convolution reads K = 9 * C channels, position by position in row-major order. A transposed 2x2 convolution writes
+    O = 4 * O' channels: upper left, upper right, lower left, lower right.
     """
     weight, bias = _double(leaf.weight), None if leaf.bias is None else _double(leaf.bias)
     if isinstance(leaf, maps.Conv2d):
@@ -79,9 +80,10 @@ def bits_and_group(recipe: Recipe, node: Node) -> tuple[int, int]:
     return weight_bits(recipe, node.name, at_end)
 
 
-def check_layers(graph: Graph, recipe: Recipe) -> None:
-    """Raise FqvitError for a pattern of recipe.layer_bits that matches no layer with weights."""
-    names = [node.name for node in graph.nodes if isinstance(node.leaf, LinearLeaf | layers.Patches | general.Stem)]
+def check_layers(graphs: Sequence[Graph], recipe: Recipe) -> None:
+    """Raise FqvitError for a pattern of recipe.layer_bits that matches no layer with weights in any of the networks."""
+    nodes = [node for graph in graphs for node in graph.nodes]
+    names = [node.name for node in nodes if isinstance(node.leaf, LinearLeaf | layers.Patches | general.Stem)]
     for pattern in recipe.layer_bits:
         if not any(fnmatchcase(name, pattern) for name in names):
             problem = f"recipe {recipe.name}: layer_bits {pattern!r} matches no layer with weights"
@@ -111,7 +113,7 @@ def quantize_linear(
     output_scales: NDArray[np.float64] | None = None,
     halves: bool = False,
 ) -> QuantizedLinear:
-    """Round weight [O, K] times input_scales [K] or [1] to integers: acc = sum_k code[k] w[o, k], in units of scale[o].
+    """Round weight [O, K] times input_scales [K] or [1] to integers: acc = sum_k code[k] * w[o, k], in units of scale[o].
 
     scale = max(max|w| / (2^(bits-1) - 1), |bias| / 2^30); the second term bounds the bias of rows with (nearly) zero weights.
     group: number of weights that share an exponent e; one step of their codes is 2^e units. Scale and exponents minimize the

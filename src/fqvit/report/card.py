@@ -138,7 +138,8 @@ def card(
 ) -> str:
     """Return the model card as Markdown with the metadata of the hub.
 
-    results: of the program, and of the float model (backend "float") for comparison   dataset: name of the data they are from
+    results: evaluations of the program, and of the float model (backend "float") for comparison
+    dataset: name of the evaluated data
     licence: identifier on the hub; without it the card has a placeholder   repository: ORG/NAME of the card, for its examples
     """
     parts = [

@@ -41,7 +41,7 @@ class ChannelRanges:
 
 @dataclass(frozen=True)
 class Box:
-    """A box plot: quartiles; low, high: the outermost values within 1.5 (q3 - q1) of the box (Tukey); outliers: the rest."""
+    """A box plot: quartiles; low, high: the outermost values within 1.5 * (q3 - q1) of the box (Tukey); outliers: the rest."""
 
     low: float
     q1: float
@@ -64,7 +64,7 @@ class AttentionCounts:
     """Histograms of attention values p (softmax outputs without masked positions).
 
     fine: [FINE * OCTAVES + 1], bar i counts 2^(-(i+1) / FINE) < p <= 2^(-i / FINE), the last bar counts all smaller values
-    uniform: [16], bin floor(16 p), with p = 1 in the last bin   log2: [16], code of the paper's 4-bit Log-Int-Softmax
+    uniform: [16], bin floor(16 * p), with p = 1 in the last bin   log2: [16], code of the paper's 4-bit Log-Int-Softmax
     below: [16], log2 codes of the values below 1/16 only
     """
 
@@ -99,7 +99,7 @@ def used(counts: Counts) -> int:
 
 
 def entropy(counts: Counts) -> float:
-    """Return the entropy of a code in bits: -sum p log2 p. At most 4 for 16 bins; 0 if all values are in one bin."""
+    """Return the entropy of a code in bits: -sum(p * log2(p)). At most 4 for 16 bins; 0 if all values are in one bin."""
     shares = counts[counts > 0] / max(int(counts.sum()), 1)
     return float(-(shares * np.log2(shares)).sum()) + 0.0  # avoids printing -0.0
 
@@ -153,7 +153,10 @@ POLYNOMIALS = {
 
 
 def i_exp(x: Floats, kind: str) -> Floats:
-    """Evaluate I-Exp for x <= 0: L(p) 2^-z with z = floor(-x / ln 2), p = x + z ln 2 in (-ln 2, 0], L(p) = a p^2 + b p + c."""
+    """Evaluate I-Exp for x <= 0: L(p) * 2^-z, where L(p) = a * p^2 + b * p + c.
+
+    z = floor(-x / ln 2), and p = x + z * ln 2 is in (-ln 2, 0].
+    """
     a, b, c = POLYNOMIALS[kind]
     z = np.floor(-x / math.log(2))
     p = x + z * math.log(2)
@@ -167,7 +170,7 @@ class ExpCurves:
 
     gaps: {polynomial: largest |I-Exp - exp| over all x <= 0}
     tables: {kind: largest |table - exp|} of the integer tables in quant/exptable.py
-    scale: of the scores
+    scale: scale of the scores
     """
 
     x: Floats
@@ -178,7 +181,7 @@ class ExpCurves:
 
 
 def exp_curves(scale: float, codes: int = 256, tokens: int = 197) -> ExpCurves:
-    """Evaluate the curves. scale: of the scores; codes: entries per table; tokens: length of a softmax row."""
+    """Evaluate the curves. scale: scale of the scores; codes: entries per table; tokens: length of a softmax row."""
     x = np.linspace(-4, 0, 401)
     dense = np.linspace(-math.log(2), 0, 200_001)  # for smaller x, errors repeat with factors 1/2, 1/4, ...
     gaps = {kind: float(np.abs(i_exp(dense, kind) - np.exp(dense)).max()) for kind in POLYNOMIALS}
@@ -187,7 +190,7 @@ def exp_curves(scale: float, codes: int = 256, tokens: int = 197) -> ExpCurves:
 
 
 def table_gap(kind: str, scale: float, codes: int, tokens: int) -> float:
-    """Return the largest |table[d] / 2^one_bits(tokens) - exp(-scale d)| over d = 0 .. codes - 1."""
+    """Return the largest |table[d] / 2^one_bits(tokens) - exp(-scale * d)| over d = 0 .. codes - 1."""
     from fqvit.quant.exptable import EXP_TABLES, one_bits  # imports torch
 
     table = EXP_TABLES[kind](scale, codes, tokens)

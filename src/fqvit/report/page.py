@@ -94,8 +94,8 @@ def embedding_pictures(report: Report) -> list[Picture]:
     if quality.tokens:
         third = (
             f"The patch tokens of {quality.token_site}: their first three principal components as red, green and blue. The"
-            " projection is fitted to the float tokens of each image and applied to both, so equal colours mean equal tokens."
-            " The last column shows where they differ; its brightness is the square root of 1 − cosine."
+            " projection is fitted to the float tokens of each image and applied to float and integer tokens, so equal colours"
+            " mean equal tokens. The last column shows where they differ; its brightness is the square root of 1 − cosine."
         )
         found.append(Picture("token-colours", "Patch tokens as colours", third, embedding_plots.token_pictures(quality.tokens)))
     return found

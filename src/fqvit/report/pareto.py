@@ -71,7 +71,10 @@ def front(points: Sequence[Measured]) -> list[Measured]:
 
 
 def size_accuracy(points: Sequence[Measured], float_top1: float | None, images: str) -> str:
-    """Draw one dot per program, the Pareto front as a line, and the float top-1 as a dashed line. images: the caption"""
+    """Draw one dot per program, the Pareto front as a line, and the float top-1 as a dashed line.
+
+    images: text at the lower left of the figure
+    """
     canvas = Canvas(WIDTH, HEIGHT)
     sizes, tops = [point.file_bytes / 1e6 for point in points], [point.top1 for point in points]
     tops += [] if float_top1 is None else [float_top1]

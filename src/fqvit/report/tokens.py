@@ -1,7 +1,7 @@
 """Show the patch tokens of an image as colours: their first three principal components, in float and in integers.
 
 Tokens are scaled to unit length, because in some models a few are far longer than the others. The projection is fitted to the
-float tokens of the image and applied to both, so that equal tokens have equal colours.
+float tokens of the image and applied to its float and integer tokens, so that equal tokens have equal colours.
 See also: attention.py (maps of attention), embedding_plots.py (draws the colours), evaluate/compare.py (computes the tokens).
 """
 
@@ -20,7 +20,7 @@ from fqvit.ir.program import Program
 from fqvit.models import layers
 from fqvit.models.graph import Graph
 
-ROLES = ("residual", "norm")  # of sites that hold tokens; the last norm may clip patches that the outputs do not use
+ROLES = ("residual", "norm")  # roles of token sites, best first: the last norm may clip patches that no output uses
 FEWEST = 4  # minimum number of patches: fewer make no picture
 EDGES = (0.01, 0.99)  # quantiles of a component that become the darkest and the brightest value
 

@@ -65,7 +65,7 @@ class Session:
         self.output_shape: tuple[int, ...] = self.outputs[0].shape
 
     def _described(self, facts: Mapping[str, str]) -> tuple[OutputInfo, ...]:
-        """Return the descriptions of all outputs. Files of version 0.1.0 describe the first one, without exponents."""
+        """Return the descriptions of all outputs. Files of version 0.1.0 describe only the first output, without exponents."""
         found = self._session.get_outputs()
         if "fqvit.target" in facts:
             kinds = [row["kind"] for row in msgspec.json.decode(facts["fqvit.outputs"], type=list[dict[str, str]])]

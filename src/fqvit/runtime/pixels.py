@@ -23,7 +23,7 @@ def checked_images(images: object, shape: tuple[int, int, int]) -> NDArray[np.ui
     try:
         array = np.asarray(images)
     except (ValueError, TypeError) as error:  # arrays of different shapes, a tensor on another device
-        raise FqvitError(f"images: {type(images).__name__} that is no array ({error}), {expected}.") from None
+        raise FqvitError(f"images: {type(images).__name__} that is not an array ({error}), {expected}.") from None
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1:] != shape:
         raise FqvitError(f"images: {array.dtype} {list(array.shape)}, {expected}.")
     return np.ascontiguousarray(array)

@@ -34,7 +34,7 @@ FORMATS = ("float", "base64", "int")
 
 
 async def classify(hosted: HostedProgram, request: Input) -> Classification:
-    """Return the best classes of each image. Field `top`: how many, 5 by default"""
+    """Return the best classes of each image. Field `top`: number of classes, 5 by default"""
     top = _number(request, "top", 5, 1, MOST_CLASSES)
     program = hosted.program
     scale = program.engine.header.output.scale
@@ -69,7 +69,7 @@ async def embed(hosted: HostedProgram, request: Input) -> EmbeddingList:
 
 
 async def detect(hosted: HostedDetector, request: Input) -> Detections:
-    """Return the detections of each image. Fields: `score`: the lowest one, 0 by default; `masks`: true adds masks"""
+    """Return the detections of each image. Fields: `score`: minimum score, 0 by default; `masks`: true adds masks"""
     least = _number(request, "score", 0.0, 0.0, 1.0)
     masks = _flag(request, "masks")
     settings = hosted.detector.detector.header.settings
@@ -99,7 +99,7 @@ def _text(request: Input, name: str, default: Any) -> Any:
 
 
 def _number(request: Input, name: str, default: Any, least: Any, most: Any) -> Any:
-    """Return a field of the type of `default`: a number, or text as in forms and in the address."""
+    """Return a field, converted to the type of `default`. Forms and query strings contain numbers as text."""
     value = request.fields.get(name, default)
     kind = type(default)
     try:

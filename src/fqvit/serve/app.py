@@ -56,7 +56,7 @@ BODY: dict[str, Any] = {
                             "oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
                             "description": "image files in base64, with or without data:image/png;base64,",
                         },
-                        "model": {"type": "string", "description": "default: the first one that fits"},
+                        "model": {"type": "string", "description": "default: the first model that has this task"},
                     },
                 }
             },
@@ -66,7 +66,10 @@ BODY: dict[str, Any] = {
 
 
 def make_app(models: Mapping[str, Hosted], shared: Shared, metrics: Metrics, key: bytes | None, loopback: bool) -> FastAPI:
-    """Return the application. key: the API key, None: none   loopback: accept only requests whose Host names this machine"""
+    """Return the application.
+
+    key: the API key; None: no key is required   loopback: accept only requests whose Host header names this machine
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -84,8 +87,8 @@ def make_app(models: Mapping[str, Hosted], shared: Shared, metrics: Metrics, key
         responses=_errors(),
         dependencies=[] if key is None else [Depends(HTTPBearer(auto_error=False))],  # for /docs; Gate checks the key
     )
-    app.openapi_version = "3.0.3"  # what the bundled Swagger UI can show
-    memory = Budget(BODIES_AT_ONCE * shared.limits.body, 503, "the server is busy: too many bodies. Try again in a second.")
+    app.openapi_version = "3.0.3"  # a version that the bundled Swagger UI can show
+    memory = Budget(BODIES_AT_ONCE * shared.limits.body, 503, "the server is busy: too many uploads. Try again in a second.")
     metrics.waiting.set_function(lambda: shared.queue.used)
 
     def endpoint(task: str, kind: type[BaseModel], answer: Callable[[Any, Input], Awaitable[BaseModel]], text: str) -> None:

@@ -19,8 +19,8 @@ Answer = TypeVar("Answer")
 class Batcher(Generic[Item, Answer]):
     """Runs items in a thread of its own, in the order of their arrival.
 
-    run: from items to one answer per item   batch: largest number of items that run together
-    turn: held during a run, so that several batchers share the cores instead of competing for them
+    run: returns one answer per item   batch: maximum number of items per run
+    turn: lock that is held during a run, so that several batchers share the cores instead of competing for them
     ran: called with the number of items of each batch
     """
 

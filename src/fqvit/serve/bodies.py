@@ -19,12 +19,12 @@ from starlette.requests import ClientDisconnect, Request
 
 from fqvit.serve.limits import Budget, Limits, Rejected
 
-FIELDS = 16  # of a form, apart from files
+FIELDS = 16  # maximum number of fields of a form, not counting files
 
 
 @dataclass(frozen=True)
 class Input:
-    """The images of a request, as files, and its other fields. Those of the address (?top=3) are included."""
+    """The images of a request, as files, and its other fields, including those in the query string (?top=3)."""
 
     files: list[bytes]
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ async def images_of(request: Request, limits: Limits, memory: Budget) -> AsyncIt
 
 
 async def _limited(request: Request, limits: Limits) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of the body as they arrive. Raises Rejected if they are more than the limit."""
+    """Yield the parts of the body as they arrive. Raises Rejected if the body is larger than the limit."""
     received = 0
     async for part in request.stream():
         received += len(part)
@@ -102,7 +102,7 @@ def _file(text: object) -> bytes:
     if not isinstance(text, str):
         raise Rejected(400, f"input: {type(text).__name__}, expected an image file as a base64 string.")
     if text.startswith(("http:", "https:", "file:")):
-        raise Rejected(400, "input: an address. This server fetches nothing; send the image itself, in base64.")
+        raise Rejected(400, "input: a URL. This server fetches nothing; send the image itself, in base64.")
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:

@@ -22,8 +22,8 @@ TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 class Gate:
     """The outermost layer of the application.
 
-    key: API key, None: none   loopback: accept only requests whose Host names this machine
-    known: paths that the metrics name; all others count as "other", so that clients cannot create any number of time series
+    key: API key; None: no key is required   loopback: accept only requests whose Host names this machine
+    known: paths that the metrics name; all others count as "other", so that clients cannot create unlimited time series
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, key: bytes | None, loopback: bool, known: AbstractSet[str]) -> None:
@@ -65,7 +65,8 @@ def _has_key(request: Request, key: bytes) -> bool:
 def _names_this_machine(request: Request) -> bool:
     """Return whether the Host header names this machine.
 
-    A page on the internet whose name resolves to 127.0.0.1 could otherwise use a server that listens to this machine only.
+    Otherwise a page on the internet whose name resolves to 127.0.0.1 could use a server that accepts only local connections
+    (DNS rebinding).
     """
     return (request.url.hostname or "").lower() in LOOPBACK
 

@@ -47,7 +47,7 @@ class Shared:
 class Hosted:
     """A loaded file under a name.
 
-    name: of the file without its suffix; clients choose a model by it   tasks: which endpoints can use it
+    name: file name without its suffix, by which clients choose a model   tasks: endpoints that can use the model
     """
 
     def __init__(self, name: str, model: Model, tasks: tuple[str, ...], shared: Shared) -> None:
@@ -91,7 +91,7 @@ class HostedProgram(Hosted):
 
 
 class HostedDetector(Hosted):
-    """A detector. Images have different sizes and run one by one; they stay compressed until their turn to save memory."""
+    """A detector. Images have different sizes and run one by one; to save memory, they stay compressed until their turn."""
 
     def __init__(self, name: str, model: DetectorModel, shared: Shared) -> None:
         super().__init__(name, model, ("detect",), shared)
@@ -112,7 +112,7 @@ class HostedDetector(Hosted):
 
 
 def decoded(make: Callable[[Image.Image], T], file: bytes, number: int, most_pixels: int) -> T:
-    """Return make(image) for an encoded image. Raises Rejected if it cannot be decoded. number: of the image in its request"""
+    """Return make(image) for an encoded image. Raises Rejected if it cannot be decoded. number: index in the request"""
 
     def checked(image: Image.Image) -> T:
         if image.width * image.height > most_pixels:

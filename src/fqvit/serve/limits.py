@@ -1,4 +1,4 @@
-"""What one server accepts. Everything that a client controls has a limit that is checked before the work starts."""
+"""The limits of a server. Everything that a client controls has a limit that is checked before the work starts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from dataclasses import dataclass
 
 from fqvit.errors import FqvitError
 
-BODIES_AT_ONCE = 16  # bodies of the largest size that may be in memory together
+BODIES_AT_ONCE = 16  # number of bodies of maximum size that may be in memory at the same time
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits of a server.
 
-    body: bytes per request   pixels: per image   images: per request   queue: images that were accepted and not answered yet
-    batch: images that run together   seconds: per request, from its headers to the answer   connections: open ones
+    body: maximum number of bytes per request body   pixels: maximum number of pixels per image
+    images: maximum number of images per request   queue: maximum number of images that were accepted and not answered yet
+    batch: maximum number of images per batch   seconds: maximum time per request, from its headers to the answer
+    connections: maximum number of open connections
     """
 
     body: int = 20_000_000
@@ -29,7 +31,7 @@ class Limits:
 
     @property
     def header_seconds(self) -> float:
-        """Longest time from the opening of a connection, or from the first byte of a request, to the end of its headers."""
+        """Maximum time from the opening of a connection, or from the first byte of a request, to the end of its headers."""
         return min(10.0, self.seconds)
 
     def __post_init__(self) -> None:
@@ -42,7 +44,7 @@ class Limits:
 
 
 class Rejected(Exception):
-    """A request that is not answered with a result. status: of HTTP   message: one line for the client"""
+    """A request that is answered with an error. status: HTTP status code   message: one line for the client"""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -53,7 +55,7 @@ class Budget:
     """Counts something that many requests share. Not thread-safe: used by the event loop only."""
 
     def __init__(self, size: int, status: int, message: str) -> None:
-        """size: how much there is   status, message: of the answer to requests that find too little left"""
+        """size: the total amount   status, message: the answer to requests that need more than is left"""
         self.size, self.used = size, 0
         self._status, self._message = status, message
 

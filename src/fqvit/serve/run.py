@@ -1,4 +1,4 @@
-"""Start the server, and stop it without losing what it accepted."""
+"""Start the server, and stop it without losing requests that it has accepted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def serve(
 ) -> None:
     """Serve files until a signal stops the server. It then finishes the requests that it has accepted.
 
-    address: to listen on   port: 0: any free one   key: API key, None: none
+    address: host name or IP address to listen on   port: 0 selects a free port   key: API key; None: no key is required
     started: called with the URL and the names of the models once the server accepts requests
     """
     listening = _bind(address, port)
@@ -83,7 +83,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _handling(name: str, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle a signal in the block, unless it does not exist here, is ignored (nohup), or this is not the main thread."""
+    """Handle a signal in the block, unless the system lacks it, it is ignored (nohup), or this is not the main thread."""
     number = getattr(signal, name, None)
     before = None if number is None else signal.getsignal(number)
     if number is None or before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
@@ -97,7 +97,7 @@ def _handling(name: str, handler: Callable[[int, FrameType | None], None]) -> It
 
 
 def _bind(address: str, port: int) -> socket.socket:
-    """Return a socket that listens. Fails before the models are loaded if the address is taken."""
+    """Return a socket that listens. Fails before the models are loaded if the address cannot be used."""
     if not 0 <= port <= 65535:
         raise FqvitError(f"--port {port}: expected 0 to 65535.")
     listening: socket.socket | None = None

@@ -26,11 +26,11 @@ class Classification(BaseModel):
 
     model: str
     fingerprint: str = Field(description="SHA-256 of the program; equal fingerprints give equal results")
-    results: list[Classified] = Field(description="one per image, in their order")
+    results: list[Classified] = Field(description="one per image, in the order of the images")
 
 
 class Codes(BaseModel):
-    """What the integers of an embedding mean: value = (code - zero) scale."""
+    """What the integers of an embedding mean: value = (code - zero) * scale."""
 
     scale: float
     zero: int

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -126,6 +126,12 @@ class Cache:
             except FqvitError as error:
                 raise CacheError(str(error)) from error
 
+    def drop(self, key: str) -> None:
+        """Delete a step that is no longer needed, if it exists."""
+        if self.workers.first:
+            with contextlib.suppress(OSError):
+                self._path(key).unlink()
+
     def check(self) -> None:
         """Raise CacheError before minutes of work that could not be saved. Reading works from a read-only folder, too."""
         if self.workers.first and not os.access(self.folder, os.W_OK):
@@ -192,7 +198,7 @@ class Bench:
             calib.source,
             recipe,
             device=self.device,
-            progress=self._track(method),
+            progress=cell_progress(f"{self.model.name} {method.label}"),
             workers=calib.workers,
             size_of=lambda found: file_size(lower(self.model, found)),
         )
@@ -200,14 +206,6 @@ class Bench:
         spent = time.perf_counter() - start
         self.cache.write(key, msgspec.json.encode(Kept(spent, calibration.to_json())))
         return calibration, spent
-
-    def _track(self, method: Method) -> Progress:
-        """Return a progress bar whose label names the cell."""
-
-        def labelled(iterable: Iterable[T], total: int | None, label: str) -> Iterable[T]:
-            return track(iterable, total, f"{self.model.name} {method.label}: {label}")
-
-        return labelled
 
     def _float(self) -> Run:
         where = device_of(self.device)
@@ -221,35 +219,48 @@ class Bench:
         return run
 
     def _key(self, step: str, method: Method, *sources: Images | None) -> str:
-        recipe: dict[str, Any] | None = None
-        if method.recipe is not None:
-            recipe = msgspec.to_builtins(method.recipe)
-            del recipe["name"]  # the name does not change the result, so that two tables can share a cell
-        fields = {
-            "step": step,
+        fields: dict[str, object] = {
             "model": self.model.name,
             "weights": self.model.source.rsplit("sha256", 1)[-1],
             "preprocess": msgspec.to_builtins(self.model.preprocess),
-            "recipe": recipe,
             "images": [None if images is None else images.source.digest() for images in sources],
             "code": code_digest(),
-            # Programs are bit-exact everywhere, but float sums and resized pixels depend on the build.
-            "built": [self.device, str(torch.__version__), PIL.__version__],
         }
-        return f"{step}-{hashlib.sha256(msgspec.json.encode(fields, order='deterministic')).hexdigest()[:32]}"
+        return step_key(step, method, fields, self.device)
+
+
+def cell_progress(cell: str) -> Progress:
+    """Return a progress bar whose label names the cell."""
+
+    def labelled(iterable: Iterable[T], total: int | None, label: str) -> Iterable[T]:
+        return track(iterable, total, f"{cell}: {label}")
+
+    return labelled
+
+
+def step_key(step: str, method: Method, fields: Mapping[str, object], device: str = "cpu") -> str:
+    """Return the key of a step. fields: what determines its result besides the recipe, the device and installed packages"""
+    recipe: dict[str, Any] | None = None
+    if method.recipe is not None:
+        recipe = msgspec.to_builtins(method.recipe)
+        del recipe["name"]  # the name does not change the result, so that two tables can share a cell
+    # Programs are bit-exact everywhere, but float sums and resized pixels depend on the build.
+    built = [device, str(torch.__version__), PIL.__version__]
+    every = {"step": step, "recipe": recipe, "built": built, **fields}
+    return f"{step}-{hashlib.sha256(msgspec.json.encode(every, order='deterministic')).hexdigest()[:32]}"
 
 
 @functools.cache  # the running code does not change, even if its files do meanwhile
-def code_digest() -> str:
+def code_digest(parts: Sequence[str] = DECIDING) -> str:
     """Return a digest of the code that determines results, so that a new version does not reuse results of an older one."""
     root = Path(fqvit.__file__).parent
     digest = hashlib.sha256()
-    for path in deciding_files(root):
+    for path in deciding_files(root, parts):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def deciding_files(root: Path) -> list[Path]:
-    """List the Python files named by DECIDING, sub-folders included, in sorted order."""
-    parts = [root / part for part in DECIDING]
-    return sorted(path for part in parts for path in ([part] if part.suffix == ".py" else part.rglob("*.py")))
+def deciding_files(root: Path, parts: Sequence[str] = DECIDING) -> list[Path]:
+    """List the Python files in these parts of the package, sub-folders included, in sorted order."""
+    paths = [root / part for part in parts]
+    return sorted(path for part in paths for path in ([part] if part.suffix == ".py" else part.rglob("*.py")))

@@ -1,7 +1,7 @@
-"""Published ImageNet top-1 in percent (50,000 images), and the paper's ablation.
+"""Published results in percent: ImageNet top-1 (50,000 images), the paper's ablation, and box AP of detectors on COCO.
 
-Sources: FQ-ViT (Lin et al., IJCAI 2022), tables 1 and 3, including the results of other methods that it quotes; PTQ4ViT (Yuan
-et al., ECCV 2022) and RepQ-ViT (Li et al., ICCV 2023). These two use another Swin-B checkpoint, with a float top-1 of 85.27.
+Sources: FQ-ViT (Lin et al., IJCAI 2022), tables 1 to 3, including the results of other methods that it quotes; PTQ4ViT (Yuan
+et al., ECCV 2022) and RepQ-ViT (Li et al., ICCV 2023). The last two use another Swin-B checkpoint, with a float top-1 of 85.27.
 """
 
 from __future__ import annotations
@@ -40,8 +40,26 @@ SAME = {"fq-vit-8": "fq-vit", "fq-vit-original": "fq-vit"}
 # Table 3, ViT-B: {(Power-of-Two Factor, Log-Int-Softmax, bits of attention): top-1}
 ABLATION = {(False, False, 8): 23.64, (True, False, 8): 83.31, (True, False, 4): 7.96, (True, True, 4): 82.68}
 
+# Table 2, COCO val2017: {(recipe, bits): one value per detector, in the order of DETECTORS}
+DETECTORS = ("mask_rcnn_swin_small", "cascade_mask_rcnn_swin_small")
+BOX_AP = {
+    ("float", "32/32/32"): (48.5, 52.0),
+    ("minmax", "8/8/8"): (32.8, 35.2),
+    ("ema", "8/8/8"): (37.9, 40.4),
+    ("percentile", "8/8/8"): (41.6, 44.7),
+    ("omse", "8/8/8"): (42.6, 44.9),
+    ("fq-vit", "8/8/8"): (47.8, 51.4),
+    ("fq-vit", "8/8/4"): (47.2, 50.8),
+}
+
 
 def published(model: str, recipe: str, bits: str) -> float | None:
     """Return the published top-1 of a model (its name in the zoo) with a recipe at W/A/ATTN bits; None if there is none."""
     figures = TOP1.get((SAME.get(recipe, recipe), bits))
     return figures[MODELS.index(model)] if figures is not None and model in MODELS else None
+
+
+def published_box_ap(detector: str, recipe: str, bits: str) -> float | None:
+    """Return the published box AP of a detector (one of DETECTORS) with a recipe at W/A/ATTN bits; None if there is none."""
+    figures = BOX_AP.get((SAME.get(recipe, recipe), bits))
+    return figures[DETECTORS.index(detector)] if figures is not None and detector in DETECTORS else None

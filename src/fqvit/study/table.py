@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -35,7 +36,7 @@ NAMES = {
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One cell: accuracies in percent, and the top-1 difference from float on the same images with a 95 % interval.
+    """One cell: accuracies in percent, and the top-1 difference from float on the same images, with a 95 % confidence interval.
 
     runs: as in Method. agreement: percent of images with the float model's best class. published: the paper's top-1 on 50,000
     images; None if the paper has none.
@@ -85,7 +86,18 @@ def row(model: str, method: Method, result: CellResult, exact: CellResult) -> Ro
     )
 
 
-def name_of(row: Row) -> str:
+class Labelled(Protocol):
+    """The fields of a row that determine its display name."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def bits(self) -> str: ...
+    @property
+    def runs(self) -> str: ...
+
+
+def name_of(row: Labelled) -> str:
     """Return the display name, without the bits of a label such as `fq-vit@8/8/8`: they have a separate column."""
     stem = row.method.removesuffix(f"@{row.bits}")
     name = NAMES.get(stem, stem)
@@ -142,7 +154,18 @@ def _model(model: str, rows: Sequence[Row]) -> str:
     return f"{title_of(rows)}\n\n{grid(head, body, 2)}"
 
 
-def title_of(rows: Sequence[Row]) -> str:
+class Calibrated(Protocol):
+    """The fields of a row that determine the title of its table."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def images(self) -> int: ...
+    @property
+    def calibration_images(self) -> int: ...
+
+
+def title_of(rows: Sequence[Calibrated]) -> str:
     """Return the title of one model's table: its name and the numbers of test and calibration images."""
     calibrated = max(row.calibration_images for row in rows)
     return f"**{rows[0].model}**, {rows[0].images:,} images" + (f", calibrated on {calibrated:,}" if calibrated else "")

@@ -1,4 +1,4 @@
-"""Find files of the Hugging Face Hub by their hf: address. Downloads go into the cache of huggingface_hub.
+"""Find files of the Hugging Face Hub by their hf: name. Downloads go into the cache of huggingface_hub.
 
 Only such addresses import huggingface_hub and use the network. If the hub cannot be reached within a few seconds, or if
 HF_HUB_OFFLINE is set, files come from the cache. HF_ENDPOINT selects another hub.
@@ -42,12 +42,15 @@ def parse(text: str) -> Address:
     """Parse an address; raises FqvitError if it is not one."""
     match = ADDRESS.fullmatch(text)
     if match is None or ".." in (match[2] or "").split("/"):
-        raise FqvitError(f"{text}: not a valid hf: address, expected hf:ORG/NAME or hf:ORG/NAME@REVISION.")
+        raise FqvitError(f"{text}: not a valid hf: name, expected hf:ORG/NAME or hf:ORG/NAME@REVISION.")
     return Address(text, match[1], match[2], match[3])
 
 
 def local_program(path: str | os.PathLike[str]) -> Path:
-    """Return the local path of a .fqvit file. One on the hub is downloaded; by default the only one of its repository."""
+    """Return the local path of a .fqvit file. A file on the hub is downloaded first.
+
+    An address without a file name stands for the only .fqvit file of its repository.
+    """
     text = os.fspath(path)
     if not is_address(text):
         return Path(text)

@@ -273,6 +273,6 @@ def test_without_huggingface_hub_the_error_names_the_package_to_install(monkeypa
         load_model("hf:a/b")
 
 
-def test_a_hub_address_with_other_weights_is_rejected() -> None:
+def test_a_hub_model_with_other_weights_is_rejected() -> None:
     with pytest.raises(FqvitError, match="already selects weights"):
         load_model("hf:a/b", "other.safetensors")

@@ -1,4 +1,4 @@
-"""Recipe auto: its measures, which sites it raises, and that its result can be lowered."""
+"""Tests of recipe auto: its measures, the sites to which it gives more bits, and the lowering of its result."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_the_fewest_units_are_raised_in_order_of_decreasing_gain(monkeypatch: py
         assert min(enough, 11) <= sum(sizes) and (sum(sizes[:-1]) < enough or not sizes)
         assert [unit.gain for unit in found.raised] == sizes == sorted(sizes, reverse=True)
         assert found.reached == (enough <= 11) and found.units == 9 and found.end.kl == -sum(sizes)
-    # A rule names an observer only if it differs from the recipe's.
+    # A rule names an observer only if that observer differs from the recipe's.
     roles = {node.name: node.leaf.role for node in trace(model.module).nodes}
     named = {(roles[name] == "residual", rule.observer) for name, rule in chosen.recipe.sites.items()}
     assert named == {(True, "minmax"), (False, None)}

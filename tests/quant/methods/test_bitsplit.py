@@ -1,4 +1,7 @@
-"""Test Bit-Split against slow loops over single weights, by its objective, and in whole networks."""
+"""Test Bit-Split against slow loops over single weights, by its objective, and in whole networks.
+
+Steps 1 to 3 are those in the docstring of bitsplit.py: initialize, fit the weights W, fit the outputs Y = X W^T.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ Array = NDArray[np.float64]
 
 
 def problem(seed: int, rows: int = 60, inputs: int = 7, outputs: int = 5) -> tuple[Array, Array, Array]:
-    """Correlated inputs [rows, K], weights [O, K], and the float outputs [rows, O] of slightly different inputs."""
+    """Return correlated inputs [rows, K], weights [O, K], and the float outputs [rows, O] of slightly different inputs."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, inputs)) @ rng.normal(size=(inputs, inputs)) + rng.normal(size=inputs)
     weight = rng.normal(size=(outputs, inputs))
@@ -44,7 +47,7 @@ def real(split: Split) -> Array:
 
 
 def slow_weights(row: Array, bits: int) -> tuple[float, list[list[float]]]:
-    """Compute steps 1 and 2 for one output channel, weight by weight; return the scale a and the bits [b-1][K]."""
+    """Compute steps 1 and 2 for one output channel, weight by weight; return the scale a and the ternary bits [bits - 1][K]."""
     largest = 2 ** (bits - 1) - 1
     a, before = max(abs(w) for w in row) / largest, 0.0
     while abs(a - before) > 1e-9 * a:
@@ -65,7 +68,7 @@ def slow_weights(row: Array, bits: int) -> tuple[float, list[list[float]]]:
 
 
 def slow_outputs(split: Split, x: Array, y: Array, rounds: int) -> Split:
-    """Step 3 by its definition, computed from X and Y directly."""
+    """Compute step 3 by its definition, directly from the inputs x and the float outputs y."""
     bits, square = split.bits.copy(), x.T @ x
     a = split.scale
     for _ in range(rounds):
@@ -202,7 +205,7 @@ def test_the_result_does_not_depend_on_the_unit_of_inputs_and_outputs() -> None:
 
 @pytest.mark.parametrize("rows", [8 * 7 - 1, 8 * 7, 8 * 7 + 1])
 def test_fit_works_on_input_codes_and_uses_outputs_if_there_are_enough_rows(rows: int) -> None:
-    """With scales s [K] the result is that of inputs x / s and weights w * s."""
+    """With input scales s [K], the result equals that for inputs x / s and weights w * s."""
     x, weight, y = problem(5, rows=rows)
     scales = np.array([0.5, 0.1, 3.0, 0.02, 1.0, 0.7, 0.3])
     layer = LinearLayer.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
@@ -218,7 +221,7 @@ def test_fit_works_on_input_codes_and_uses_outputs_if_there_are_enough_rows(rows
 
 @pytest.mark.parametrize("share", [0.6, 0.9, 1.1, 3.0])
 def test_biases_are_at_most_2_to_the_30_units(share: float) -> None:
-    """share: the bias divided by 2^30 units of the scale that the row would have without a bias."""
+    """share: the bias as a fraction of 2^30 units; a unit is the scale that the row would have without a bias."""
     layer = LinearLayer.of(trace(float_model("vit").module).node("head"), float_model("vit").preprocess)
     weight = np.array([[0.5, -1.0, 0.25], [1.0, 1.0, 1.0]])
     own = by_weights(weight, 8).scale[0] / 2**6

@@ -22,7 +22,7 @@ from fqvit.quant.methods.compensate import fit as fit_layer
 from fqvit.quant.methods.lockstep import LinearLayer
 from fqvit.quant.recipe import RECIPES
 from fqvit.quant.simulate import Simulation
-from fqvit.quant.weights import QuantizedLinear, fits_groups
+from fqvit.quant.weights import QuantizedLinear, fits_groups, short_output_scales
 from tests.factories import calibration_of, float_model, images_for
 from tests.factories import one_thread as one_thread
 
@@ -39,7 +39,9 @@ def correlated(seed: int, size: int, rows: int = 400) -> Tensor:
 
 
 def fit(node: Node, moments: Moments, input_scales: np.ndarray, calibration: Calibration) -> QuantizedLinear:
-    return fit_layer(node, moments, input_scales, calibration, LinearLayer.of(node, float_model("vit").preprocess))
+    layer, recipe = LinearLayer.of(node, float_model("vit").preprocess), calibration.recipe
+    output = short_output_scales(recipe, node.leaf, calibration.sites.get(node.name), len(layer.weight))
+    return fit_layer(node, [moments], input_scales, recipe, layer, output)
 
 
 def covariance(x: Tensor) -> Tensor:
@@ -81,7 +83,7 @@ def test_weights_of_constant_inputs_are_rounded_to_nearest() -> None:
         assert torch.equal(round_columns(values, cov, units, 7), nearest(values, units, 7))
 
 
-def test_the_column_with_the_largest_variance_is_rounded_to_nearest_and_later_ones_compensate() -> None:
+def test_the_column_with_the_largest_variance_is_rounded_to_nearest_and_later_columns_compensate() -> None:
     values = torch.randn(40, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     units = torch.full((40, 8), 0.3, dtype=torch.float64)
     cov = covariance(correlated(0, 8))
@@ -108,7 +110,7 @@ def test_a_covariance_of_rounding_noise_is_damped_until_it_has_a_cholesky_factor
 
 
 def test_a_covariance_whose_inverse_has_no_cholesky_factor_is_damped_further() -> None:
-    """Two inputs stay nearly equal after the first damping; which of these matrices fails depends on the last bit."""
+    """Two inputs stay nearly equal after the first damping. Try many matrices: which of them fails depends on the last bit."""
     values = torch.tensor([[0.3, 0.9, -1.2], [1.1, -0.7, 0.2]], dtype=torch.float64)
     units = torch.full((2, 3), 0.5, dtype=torch.float64)
     for step in range(-4, 12):
@@ -281,7 +283,7 @@ def test_lowering_rejects_weights_of_other_shapes_bits_or_groups() -> None:
         lower(model, replace(calibration, weights={"nowhere": found}))
 
 
-def test_moments_weight_the_positions() -> None:
+def test_moments_can_be_weighted_by_position() -> None:
     """A weight of 2 is the same as observing the position twice."""
     x = correlated(3, 5, 60).reshape(10, 6, 5)
     weights = torch.tensor([2.0, 0.0, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64)

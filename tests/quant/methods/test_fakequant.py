@@ -9,7 +9,7 @@ from fqvit.quant.methods.fakequant import fake_quantize, fake_quantize_grid, str
 from fqvit.quant.qparams import QParams
 
 
-def test_values_equal_those_of_the_codes() -> None:
+def test_fake_quantized_values_equal_the_decoded_codes() -> None:
     x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
     scale, zero = torch.linspace(0.05, 0.4, 6), torch.arange(6.0) + 3
     q = QParams(4, scale.double().numpy(), zero.numpy().astype(np.int64))
@@ -17,7 +17,7 @@ def test_values_equal_those_of_the_codes() -> None:
 
 
 def test_gradients_of_values_scales_and_zero_points() -> None:
-    """Inside the range, dy/dx is 1, as for y = x; beyond it, y is (last - zero) * scale or -zero * scale."""
+    """Inside the range, dy/dx is 1. Outside, y is (last - zero) * scale or -zero * scale, where last = 15 is the last code."""
     x = torch.tensor([[0.9], [100.0], [-100.0]], requires_grad=True)
     scale, zero = torch.tensor([0.5], requires_grad=True), torch.tensor([3.0], requires_grad=True)
     fake_quantize(x, scale, zero, 15).sum().backward()

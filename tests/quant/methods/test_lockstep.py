@@ -1,4 +1,4 @@
-"""Lockstep runs: which images are used, in which order, and layers without a bias."""
+"""Tests of running the float and the quantized model in lockstep: which images are used, their order, missing biases."""
 
 from __future__ import annotations
 

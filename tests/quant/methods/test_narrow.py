@@ -1,4 +1,4 @@
-"""Recipe auto narrows weights of layers: costs per byte, the two limits, and that the saved recipe gives the same program."""
+"""Tests of recipe auto, which narrows the weights of layers: costs per byte, max_loss and max_size, and saved recipes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_max_size_narrows_no_more_layers_than_needed() -> None:
     _, found, chosen = search(msgspec.structs.replace(AUTO, max_size=limit))
     assert chosen.reached and chosen.bytes is not None and chosen.bytes <= limit
     assert 0 < len(chosen.narrowed) < len(choice.narrowed) and chosen.narrowed == choice.narrowed[: len(chosen.narrowed)]
-    # The steps without the last one would not be enough.
+    # Without the last step, the file would still be larger than the limit.
     before = {step.layer: step.after for step in chosen.narrowed[:-1]}
     more = msgspec.structs.replace(found.recipe, layer_bits=before)
     assert file_size(lower(model, calibrate(model, [images_for(model.preprocess, 6, 7)], more))) > limit

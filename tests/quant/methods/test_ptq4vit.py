@@ -1,4 +1,4 @@
-"""PTQ4ViT: twin codes against their definition, gradients against autograd, the search against the full grid, networks."""
+"""PTQ4ViT: twin codes against their definition, gradients against autograd, search against the full grid, whole networks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_twin_gelu_is_fine_below_zero_and_coarse_above(bits: int, scale: float) 
     ratio = np.log2(scale / fine)
     assert ratio == pytest.approx(round(ratio)) and ratio >= 0 and len(q.grid) == 2**bits and q.bits <= MAX_BITS
     if 0 < ratio < exponents(bits)[-1]:
-        assert GELU_DEPTH <= half * fine < 2 * GELU_DEPTH  # the negative range is covered, and not twice
+        assert GELU_DEPTH <= half * fine < 2 * GELU_DEPTH  # the codes cover GELU's negative range, but not twice that range
     values = F.gelu(3 * random(400)).double()
     expected = torch.where(
         values < 0,
@@ -72,7 +72,7 @@ def test_twin_gelu_is_fine_below_zero_and_coarse_above(bits: int, scale: float) 
     torch.testing.assert_close(q.decode(q.encode(values)), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_search_finds_the_best_candidate_of_every_group_one_side_at_a_time() -> None:
+def test_search_finds_the_best_candidate_of_every_group_one_operand_at_a_time() -> None:
     w, x = random(3, 4, 6), random(20, 6, seed=1)
     first = uniform(w, w.abs().amax((1, 2), keepdim=True) / 4, 3)
     second = uniform(x, x.abs().max().view(1) / 4, 3)
@@ -167,7 +167,7 @@ def test_every_product_gets_searched_codes(kind: str, bits: str) -> None:
 
 
 def test_each_scale_has_the_least_weighted_error_given_the_others() -> None:
-    """fc1 of the last block: no other factor of the weights' scale gives a smaller error of the float model's outputs."""
+    """Check fc1 of the last block: no other factor of the weight scale has a smaller weighted error of the outputs."""
     model = float_model("vit")
     images, before = images_for(model.preprocess, 5), calibration_of(model, with_bits(OBSERVED, "4/4/4"))
     found = hessian.search_by_hessian(model, before, images)
@@ -196,14 +196,14 @@ def test_rules_fix_ranges_and_a_site_keeps_the_choice_of_its_first_reader() -> N
     assert not found["blocks.1.mlp.act"].grid and found["blocks.0.mlp.act"].grid
 
 
-def test_outputs_other_than_logits_and_few_images_are_searched_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_also_works_for_other_outputs_than_logits_and_for_few_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fqvit.quant.methods.lockstep.MAX_ELEMENTS", 2000)
     model = float_model("distilled")
     found = calibration_of(model, PTQ4VIT, count=4, features="pooled")
     assert found.weights and all(np.isfinite(q.scale).all() for q in found.sites.values())
 
 
-def test_the_chosen_pair_of_every_head_is_at_least_as_good_as_the_start() -> None:
+def test_the_scales_found_for_every_head_are_at_least_as_good_as_the_initial_scales() -> None:
     q, k = random(2, 1, 2, 5, 3), random(2, 1, 2, 5, 3, seed=1)
     units = [x.abs().amax((0, 1, 3, 4)).view(-1, 1, 1) / 4 for x in (q, k)]
     first, second = uniform(q, units[0], 3), uniform(k, units[1], 3)

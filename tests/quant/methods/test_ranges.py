@@ -1,4 +1,4 @@
-"""Scales by least squared error: each kind of site, and the unevenly spaced codes of GELU."""
+"""Tests of scales chosen for the least squared error: each kind of site, and the unevenly spaced codes of GELU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def covering(x: Tensor, role: Role, bits: int) -> QParams:
 
 @pytest.mark.parametrize("role", ["norm", "qkv", "value", "context", "gelu"])
 @pytest.mark.parametrize("bits", [4, 6])
-def test_the_search_reduces_the_error_and_keeps_the_kind_of_scales(role: Role, bits: int) -> None:
+def test_the_search_reduces_the_error_and_keeps_the_structure_of_the_scales(role: Role, bits: int) -> None:
     x = heavy_tails(500, 24)
     x = torch.nn.functional.gelu(x) if role == "gelu" else x
     before = covering(x, role, bits)
@@ -85,7 +85,7 @@ def test_spaced_codes_of_gelu_are_bytes_with_as_many_values_as_the_bits_allow(bi
 
 
 def test_evenly_spaced_codes_of_gelu_are_kept_if_they_have_less_error() -> None:
-    """With 7 bits, half of the 256 byte values occur, and one scale per channel is worth more than their spacing."""
+    """With 7 bits, a grid uses half of all bytes. One scale per channel then reduces the error more than uneven spacing."""
     x = torch.nn.functional.gelu(2 * torch.randn(500, 24, generator=torch.Generator().manual_seed(0)) - 1)
     q = least_error(site("gelu", 7), x, covering(x, "gelu", 7), torch.ones(24), spaced=True)
     assert (q.bits, q.width, q.grid) == (7, 7, ())

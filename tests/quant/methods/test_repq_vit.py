@@ -1,4 +1,4 @@
-"""RepQ-ViT: percentiles, codes of base sqrt 2 and folded scales against direct formulas, and whole networks."""
+"""RepQ-ViT: percentiles, codes of base sqrt(2) and folded scales against direct formulas, and whole networks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_quantiles_are_those_of_torch(count: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_the_range_of_a_row_is_the_share_with_the_least_error(bits: int) -> None:
+def test_the_range_of_a_row_is_given_by_the_percentile_with_the_least_error(bits: int) -> None:
     x = random(4, 5000, seed=bits)
     x[1] += 3  # mostly positive: the range is extended to 0
     x[2, 7] = 40.0  # an outlier
@@ -80,7 +80,10 @@ def test_weights_have_one_scale_and_zero_point_per_output(bits: int) -> None:
 
 
 def test_scales_per_channel_equal_one_scale_per_layer_after_reparameterization() -> None:
-    """As published: r1 = s / mean(s), r2 = z - round(mean(z)); the norm computes (x + s r2) / r1, and the weights are W r1."""
+    """As published, with scales s and zero points z per channel: r1 = s / mean(s), r2 = z - round(mean(z)).
+
+    The norm computes (x + s * r2) / r1, and the weights W are replaced by W * r1.
+    """
     x, weight = random(50, 12) * torch.arange(1, 13) + random(12, seed=1), random(5, 12, seed=2)
     s, z = affine_rows(x.T.contiguous(), 4)
     codes = ((x / s + 0.5).floor() + z).clamp(0, 15)
@@ -91,7 +94,7 @@ def test_scales_per_channel_equal_one_scale_per_layer_after_reparameterization()
     per_channel = ((codes - z) * s) @ weight.double().T
     per_layer = ((codes - middle) * one) @ (weight * r1).T - (weight * r1) @ (r2 * one)
     torch.testing.assert_close(per_layer, per_channel)
-    # W s and W r1 differ by one factor, so both are rounded to the same codes.
+    # W * s and W * r1 differ by a constant factor, so both are rounded to the same codes.
     bias = np.zeros(5)
     ours, theirs = (round_rows((weight.double() * each).numpy(), bias, 4).w for each in (s, r1))
     assert (ours == theirs).all()
@@ -108,7 +111,7 @@ def test_the_scale_of_attention_has_the_least_error() -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_simulation_repeats_the_network_whose_scales_were_chosen(kind: str) -> None:
+def test_the_simulation_reproduces_the_outputs_computed_while_scales_were_chosen(kind: str) -> None:
     model = float_model(kind)
     images = images_for(model.preprocess, 4)
     before = calibration_of(model, OBSERVED)

@@ -1,7 +1,7 @@
 """Kill a command (kill -9) at a random moment, and check that its output is the complete old one or the complete new one.
 
 Commands run in forks of this process, which has imported everything, so that kills happen during work and not during imports.
-Hence this must run in a separate process (scripts/faults.py). Of every four kills, two happen at random moments, one shortly
+Hence this module runs in a separate process (scripts/faults.py). Of every four kills, two happen at random moments, one shortly
 after a temporary file appears, and one at a random line of the code that writes files.
 """
 
@@ -122,9 +122,11 @@ def finish(words: tuple[object, ...], folder: Path) -> float:
 
 @dataclass
 class Tally:
-    """Results of a campaign. counts: number of kills per stage (before, writing, between, after).
+    """Results of a campaign.
 
-    between: the old output folder has been moved away, and the new one is not yet in place.
+    counts: number of kills per stage. before: no file was being written; writing: there were temporary files; between: the old
+        output folder had been moved away, and the new one was not yet in place; after: the new output was in place.
+    reruns: complete runs after a kill   seconds: median duration of an uninterrupted run
     """
 
     job: str

@@ -2,8 +2,8 @@
 
     python tests/robustness/fuzz/fuzz.py TARGET [libFuzzer options such as -max_total_time=60, or a file to be read once]
 
-A reader may raise only FqvitError, in one line that names the file; an accepted .fqvit must match the reference bit for
-bit. Anything else stops the run, as do more than 10 s or 1.5 GB of memory; the file is then saved in build/fuzz.
+A reader may raise only FqvitError, with a one-line message that names the file; an accepted .fqvit must match the reference bit
+for bit. Anything else stops the run, as do more than 10 s or 1.5 GB of memory; the file is then saved in build/fuzz.
 `make fuzz` runs all targets.
 """
 

@@ -44,7 +44,7 @@ def read_detector(path: Path) -> None:
 def read_checkpoint(path: Path) -> None:
     """Read a checkpoint as weights of a classifier and as weights of a detector.
 
-    Raises FqvitError if both reject the file, or if an error does not name it.
+    Raises FqvitError if both loaders reject the file, or if an error message does not name the file.
     """
     from fqvit.detect.model.load import load_detector
     from fqvit.models.load import load_model

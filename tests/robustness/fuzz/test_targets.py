@@ -35,7 +35,7 @@ def test_seeds_are_accepted(target: str, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # Pillow warns about odd images that it then reads
 @pytest.mark.parametrize("target", READERS)
-def test_mutated_seeds_are_accepted_or_rejected_in_one_line(target: str, tmp_path: Path) -> None:
+def test_mutated_seeds_are_accepted_or_rejected_with_a_one_line_error(target: str, tmp_path: Path) -> None:
     path = tmp_path / f"file{READERS[target].ending}"
     rewrite, seeds = BY_READER.get(target, plain), list(seeds_of(target).values())
     for number in range(ROUNDS.get(target, 200)):

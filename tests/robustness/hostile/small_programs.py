@@ -70,7 +70,7 @@ SHARED: Constants = {
 }
 
 
-X_TOKENS: Json = {"buffer": "x", "kind": "tokens", "scale": 1.0}  # an output that every program has
+X_TOKENS: Json = {"buffer": "x", "kind": "tokens", "scale": 1.0}  # an output that is valid after BEFORE
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def bitmap() -> bytes:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of valid files for the other arguments."""
+    """A folder of valid files for the arguments other than the malformed file."""
     folder = tmp_path_factory.mktemp("good")
     (folder / "program.fqvit").write_bytes(golden()["tiny_v1.fqvit"])
     (folder / "detector.fqvit").write_bytes(seeds_of("detector")["tiny.fqvit"])

@@ -1,4 +1,4 @@
-"""Damaged and malicious .fqvit files: each is rejected in one line that names the file, without allocating much memory.
+"""Damaged and malicious .fqvit files: each gives a one-line error that names the file, without allocating much memory.
 
 The fingerprint has no secret key, so an attacker can always make it valid; `rewritten` recomputes it.
 """
@@ -31,7 +31,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def assert_rejected(raw: bytes, folder: Path, match: str = ".") -> str:
-    """Assert that both loaders reject the file in one line and that Python's line matches; returns Python's line."""
+    """Assert that both loaders give a one-line error and that Python's matches. Return Python's error without the path."""
     path = folder / "bad.fqvit"
     path.write_bytes(raw)
     with pytest.raises(FqvitError, match=match) as caught:
@@ -87,7 +87,7 @@ def retype(part: str, dtype: str, width: int) -> Change:
 
 
 def packed_weights(code: int, exponent: int | None) -> Change:
-    """Store the first linear layer in groups of 8 with one byte repeated; exponent None: without exponents."""
+    """Pack the weights of the first linear layer in groups of 8. code, exponent: the value of all their bytes; None: omitted"""
 
     def change(header: Json, tensors: Tensors) -> None:
         op = first(header, "linear")
@@ -207,7 +207,7 @@ MAY_LOAD = {"nested lists in the recipe"}  # harmless: accepted, and must not cr
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_program_is_rejected_in_one_line(case: str, original: bytes, tmp_path: Path) -> None:
+def test_a_hostile_program_is_rejected_with_a_one_line_error(case: str, original: bytes, tmp_path: Path) -> None:
     change, match = HOSTILE[case]
     raw = rewritten(original, change)
     if case in MAY_LOAD:

@@ -370,7 +370,7 @@ def test_permuted_attention_codes_are_rejected(name: str, path: Path) -> None:
 
 
 def test_constants_and_fields_may_have_the_largest_allowed_values() -> None:
-    """The largest values that every check allows: the engine and the reference agree on them."""
+    """The engine and the reference agree on the largest values that every check allows."""
     extremes: list[tuple[str, Json, Constants]] = [
         ("linear", {"y_zero": 255}, {"y.w": np.full((5, C), -128, np.int8), "y.mult": np.full(5, 2**31 - 1, np.int32)}),
         ("linear", {}, {"y.shift": np.full(5, 62, np.uint8), "y.bias": np.full(5, 2**31 - 1 - 255 * 60, np.int32)}),

@@ -1,5 +1,5 @@
-// The caller's side of a worker: assigns ids to requests, limits their time, and ends the worker if it does not answer. The workers that
-// compute for it as threads end with it, and it ends with them.
+// The caller's side of a worker: assigns ids to requests, limits their time, and ends the worker if it does not answer. A worker may have
+// helpers, the workers that compute as its threads. If one of them ends, all of them end.
 import { FqvitError } from "./errors.js";
 import type { Thread } from "./platform.js";
 import type { Reply, Request } from "./protocol.js";
@@ -32,7 +32,7 @@ export class Connection {
     return this.ended === null;
   }
 
-  /** Send a request. milliseconds: time limit, from when the worker starts the request   what: its name in error messages */
+  /** Send a request. milliseconds: time limit, counted from the start of the request in the worker   what: its name in error messages */
   ask<T>(request: Request, milliseconds: number, what: string, transfer: ArrayBuffer[] = []): Promise<T> {
     if (this.ended !== null) return Promise.reject(new FqvitError(this.ended));
     const id = this.next++;

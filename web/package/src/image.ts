@@ -1,4 +1,4 @@
-// Checks of images and files that do not need the WebAssembly module.
+// Checks of images and files. They do not need the WebAssembly module.
 import { FqvitError } from "./errors.js";
 import type { Image, Limits } from "./types.js";
 

@@ -15,7 +15,7 @@ export class Library {
   private readonly functions: Record<string, Call>;
   private readonly text = new TextDecoder();
 
-  /** memory, threads: of a module with threads */
+  /** memory: the shared memory of a module with threads, otherwise null   threads: number of threads */
   constructor(module: WebAssembly.Module, memory: WebAssembly.Memory | null, private readonly threads: number) {
     // The module imports nothing but memory: it cannot reach files or the network.
     const instance = new WebAssembly.Instance(module, memory === null ? {} : { env: { memory } });

@@ -10,7 +10,7 @@ import type { Description, Limits, Options } from "./types.js";
 export type FileSource = string | URL | ArrayBuffer | Uint8Array | Blob;
 
 const MAX_MODULE_BYTES = 64 * 2 ** 20;
-const THREAD_TIME = 10_000; // milliseconds in which threads must start; otherwise models run on one
+const THREAD_TIME = 10_000; // milliseconds in which threads must start; otherwise models run on one thread
 
 interface Engine {
   readonly module: WebAssembly.Module;
@@ -39,7 +39,7 @@ export function loader(platform: Platform): (source: FileSource, options?: Optio
     return found;
   }
 
-  /** Compile the module and start its threads. Without shared memory, or if they do not start, there is one thread. */
+  /** Compile the module and start its threads. Without shared memory, or if the threads do not start, one thread is used. */
   async function engine(options: Options): Promise<Engine> {
     const threads = threadsFor(options.threads, platform.cores());
     const memory = threads > 1 || options.module !== undefined ? sharedMemory() : null;

@@ -72,7 +72,7 @@ export class Model {
     return checkedImage(image, this.limits.pixels);
   }
 
-  /** Make calls that throw before they ask the worker return a rejected promise instead. */
+  /** Return a rejected promise if a call throws before it asks the worker. */
   private async guarded<T>(call: () => Promise<T>): Promise<T> {
     return call();
   }

@@ -12,7 +12,7 @@ const MEMORY = { initial: 128, maximum: 32768, shared: true } as const;
 const HEADER = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10];
 // (func (result v128) i32.const 0 i8x16.splat): valid only if the machine supports SIMD128
 const SIMD_PROBE = Uint8Array.of(...HEADER, 8, 1, 6, 0, 65, 0, 253, 15, 11);
-// the same twice, then i16x8.relaxed_dot_i8x16_i7x16_s
+// i32.const 0 i8x16.splat twice, then i16x8.relaxed_dot_i8x16_i7x16_s: valid only if the machine supports relaxed SIMD
 const RELAXED_PROBE = Uint8Array.of(...HEADER, 15, 1, 13, 0, 65, 0, 253, 15, 65, 0, 253, 15, 253, 146, 2, 11);
 
 /** Return the fastest instruction set that this machine supports. */
@@ -21,7 +21,7 @@ export function fastestSet(): NonNullable<Options["instructionSet"]> {
   return WebAssembly.validate(RELAXED_PROBE) ? "relaxed_simd" : "simd128";
 }
 
-/** Return the number of threads: as asked for, at most one per core and four by default. cores: of the machine */
+/** Return the number of threads: `asked`, limited to 1 to 16, or by default one per core, at most four. cores: cores of the machine */
 export function threadsFor(asked: number | undefined, cores: number): number {
   const wanted = asked ?? Math.min(cores, DEFAULT_THREADS);
   return Number.isInteger(wanted) ? Math.min(Math.max(wanted, 1), MAX_THREADS) : 1;

@@ -5,14 +5,14 @@ export type Request =
   | {
       readonly do: "load";
       readonly module: WebAssembly.Module;
-      /** of a module with threads: the memory that its threads share, and their number; the others are in "thread" */
+      /** memory: shared by the threads of a module with threads; null without threads   threads: their number, including this worker */
       readonly memory: WebAssembly.Memory | null;
       readonly threads: number;
       readonly file: Uint8Array;
       readonly name: string;
       readonly limits: Limits;
     }
-  /** Become thread `index` of a module with threads. The worker replies and then works for the one that loads models. */
+  /** Become thread `index` of a module with threads. The worker replies and then computes for the worker that loaded the model. */
   | { readonly do: "thread"; readonly module: WebAssembly.Module; readonly memory: WebAssembly.Memory; readonly index: number }
   | { readonly do: "preprocess"; readonly image: Image }
   | { readonly do: "run"; readonly input: Input }

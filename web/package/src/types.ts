@@ -12,7 +12,7 @@ export type Input = Image | Uint8Array;
 
 export type DType = "u8" | "u16" | "i32";
 
-/** Name, shape and meaning of an array: value = (integer - zeroPoint) * scale * 2^alpha[c]. */
+/** Name, shape and meaning of an array: value = (integer - zeroPoint) * scale * 2^alpha[c] in channel c. */
 export interface TensorDescription {
   /** what `fqvit quantize --output` calls it, such as "logits" or "tokens@9" */
   readonly name: string;

@@ -35,7 +35,7 @@ function reply(request: Numbered): Reply {
   }
 }
 
-/** Reply to a request. Of a thread, this is the only one: it waits for work inside the module until the worker is ended. */
+/** Reply to a request. A worker that becomes a thread replies only once: it then waits for work inside the module until it is ended. */
 function respond(port: Port, request: Numbered): void {
   port.postMessage(reply(request));
   if (thread !== null && request.do === "thread") (thread.exports["fqvit_thread_run"] as (index: number) => void)(request.index);

@@ -21,7 +21,7 @@ export interface Entry {
 
 const NEIGHBOURS = 5;
 const SMALL = 128; // pixels: pictures up to this size are enlarged without smoothing
-const CANVAS_SIDE = 1200; // pixels: images are scaled to this, so that labels are legible on small and large ones
+const CANVAS_SIDE = 1200; // pixels: the longer side of drawn images, so that labels are legible on small and large images
 const COLORS = ["#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#808000"];
 
 /** Show a card while its image waits. */
@@ -54,7 +54,7 @@ function classes(classification: Classification): HTMLElement {
     const bar = make("th", { scope: "row", class: "bar", style: `--share: ${one.probability.toFixed(4)}` }, make("span", {}, one.name ?? `class ${one.class}`));
     return make("tr", {}, bar, cell(`${(100 * one.probability).toFixed(1)} %`), cell(one.logit.toFixed(2)), cell(String(one.integer)));
   });
-  const head = make("tr", {}, make("th", { scope: "col" }, "class"), head_("share"), head_("logit"), head_("integer"));
+  const head = make("tr", {}, make("th", { scope: "col" }, "class"), head_("probability"), head_("logit"), head_("integer"));
   return make("table", {}, make("caption", {}, `Best ${rows.length} of ${classification.logits.data.length} classes`), make("thead", {}, head), make("tbody", {}, ...rows));
 }
 

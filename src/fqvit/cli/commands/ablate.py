@@ -15,7 +15,7 @@ def run(model: str | None, options: StudyOptions, out: Sequence[Path], as_json: 
 
     workers = Workers.from_environment()  # first, so that an error of one worker ends all workers
     models = study.named_models(model, options.models, options.weights)
-    study.check_outputs(out, options, svg=True)
+    study.check_outputs(out, options.classes, svg=True)
     ran = study.run_cells(models, [setting.method for setting in settings()], options, workers, "ablate")
     from fqvit.study.figure1 import draw
 

@@ -8,33 +8,47 @@ from typing import Any
 from fqvit.bench import ops, report
 from fqvit.bench.measure import measure
 from fqvit.bench.peers import parse
+from fqvit.cli.commands.detectors import refuse_settings
 from fqvit.cli.output import say, say_json, warn
 from fqvit.errors import FqvitError
+from fqvit.ir.file import DETECTOR, kind_of
 from fqvit.ir.program import Program
 from fqvit.system.progress import track
 
 OURS = "fqvit"
+AGAINST = "torch,onnxruntime,openvino"
 MOST = {"--batch": 1024, "--threads": 256}  # larger values are probably typos
 
 
 def run(
     file: Path,
-    against: str,
+    against: str | None,
     batches: str,
     threads: str,
     rounds: int,
     weights: str | None,
     undecided: dict[str, Any],
+    image: Path | None,
     by_op: bool,
     as_json: bool,
 ) -> None:
-    libraries = parse(against)
-    settings = [(t, b) for t in numbers("--threads", threads) for b in numbers("--batch", batches)]
+    is_detector = kind_of(file) == DETECTOR
+    libraries = parse(against or ("torch" if is_detector else AGAINST))
+    counts, sizes = numbers("--threads", threads), numbers("--batch", batches)
     if not 1 <= rounds <= 10_000:
         raise FqvitError(f"--rounds {rounds}: expected 1 to 10000.")
     if weights is not None and not weights.startswith("hf:") and not Path(weights).exists():
         raise FqvitError(f"{weights}: no such file. Pass the checkpoint of the float model (--weights FILE).")
+    if is_detector:
+        from fqvit.cli.commands import bench_detector
+
+        refuse_settings(undecided)
+        bench_detector.run(file, libraries, sizes, counts, rounds, weights, image, by_op, as_json)
+        return
+    if image is not None:
+        raise FqvitError(f"--image {image}: only for detectors. Leave it out.")
     header = Program.load(file).header
+    settings = [(threads, batch) for threads in counts for batch in sizes]
     found = measure({OURS: file}, libraries, weights, settings, rounds, track, undecided)
     for warning in found.warnings:
         warn(warning)

@@ -63,10 +63,10 @@ def run(name: str | None, bits: str | None, recipe: str | None, by_layer: bool, 
     say(f"{shown}: {macs / 1e9:.3f} G multiplications per image\n")
     say(table(("the paper's convention", "G BitOPs"), [(MEANING[key], giga(value)) for key, value in paper.items()]))
     say()
-    say(table(("bits_w x bits_a", "G BitOPs"), [(key, giga(value)) for key, value in usual.items()]))
+    say(table(("usual (bits_w x bits_a), W/A/Attn", "G BitOPs"), [(key, giga(value)) for key, value in usual.items()]))
     say()
     counted = [(key, _widths(recipes[key]), giga(value)) for key, value in by_recipe.items()]
-    say(table(("recipe, bits_w x bits_a", "W/A/Attn", "G BitOPs"), counted, left=2))
+    say(table(("recipe, usual convention", "W/A/Attn", "G BitOPs"), counted, left=2))
     say()
     sizes = [(f"{m.bits} bits", f"{m.every_layer / 1e6:.3f}", f"{m.largest_layer / 1e6:.3f}") for m in memory]
     say(table(("attention maps", "all layers, MB", "largest layer, MB"), sizes))

@@ -27,7 +27,7 @@ def run(
 ) -> None:
     for option, value in (("--base", base), ("--repo", repository)):
         if value is not None and REPOSITORY.fullmatch(value) is None:
-            raise FqvitError(f"{option} {value}: expected a repository of the hub, ORG/NAME.")
+            raise FqvitError(f"{option} {value}: expected a repository of the Hugging Face Hub, ORG/NAME.")
     if out is not None:
         inputs.check_output(out, file, *results)
     evaluations = [read_evaluation(path) for path in results]

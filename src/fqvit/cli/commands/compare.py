@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fqvit.cli import inputs
+from fqvit.cli.commands.detectors import refuse_settings
 from fqvit.cli.output import say, say_json, warn
 from fqvit.errors import FqvitError
+from fqvit.ir.file import DETECTOR, kind_of
 from fqvit.ir.program import Program
 from fqvit.system.text import table
 
@@ -30,6 +32,12 @@ def run(
     settings: dict[str, Any],
     as_json: bool,
 ) -> None:
+    if kind_of(file) == DETECTOR:
+        from fqvit.cli.commands import compare_detector
+
+        refuse_settings(settings)
+        compare_detector.run(file, weights, data, limit, baseline, as_json)
+        return
     program = Program.load(file)
     header = program.header
     other = None if baseline is None else Program.load(baseline)
@@ -61,12 +69,12 @@ def run(
         say_json(result)
         return
     say(f"{file} compared with the float model {header.model} on {found.images} images ({pictures.where}).")
-    say("Signal-to-noise ratio in dB, worst first: integer program, its float simulation, and the rounding of this site only.")
+    say("Signal-to-noise ratio in dB, worst first: integer program, its float simulation, rounding of the site alone.")
     if found.outputs:
         say("cosine: cosine similarity of float and integer vectors, mean over all tokens and images.")
     if before is not None:
         say(f"Last two columns: the integer program {baseline}, and the gain over it.")
-    say("\n" + _sites(found, before))
+    say("\n" + site_table(found, before))
     if found.outputs:
         say("\nCosine similarity to the float model per image, and percentage of images with the same nearest neighbour:")
         say(_outputs(found.outputs, None if before is None else before.outputs, pictures.where))
@@ -94,7 +102,7 @@ def _summary_of_baseline(before: Comparison) -> dict[str, Any]:
     return result | ({"baseline_outputs": msgspec.to_builtins(before.outputs)} if before.outputs else {})
 
 
-def _sites(found: Comparison, before: Comparison | None) -> str:
+def site_table(found: Comparison, before: Comparison | None) -> str:
     """Return the table of sites."""
     known = {} if before is None else {row.site: row.integer_db for row in before.sites}
     heads = ["site", "role", "bits", "integer", "simulated", "rounding"]

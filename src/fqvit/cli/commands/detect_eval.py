@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING
 from fqvit.cli import inputs
 from fqvit.cli.commands import detectors
 from fqvit.cli.output import say, say_json, warn, warn_of_skipped
-from fqvit.data.images import spread
-from fqvit.detect.annotations import check_categories, image_paths, read_annotations
-from fqvit.detect.image_files import ImageFiles
 from fqvit.detect.results import NamedResult, write_results
 from fqvit.errors import FqvitError
-from fqvit.evaluate.coco import NAMES, average_precision, require_pycocotools
+from fqvit.evaluate.coco import NAMES, average_precision, categories_of, open_coco, require_pycocotools
 from fqvit.system.progress import track
 from fqvit.system.text import table
 
@@ -43,22 +40,25 @@ def run(
         if value is not None and needs is None:
             said = "a float detector has no backends" if needs is file else "a .fqvit file contains its settings"
             raise FqvitError(f"{option}: {said}. Leave it out.")
-    if data is None or annotations is None:
-        raise FqvitError("detect eval: pass the folder of images (--data DIR) and their annotations (--annotations FILE.json).")
+    if data is None:
+        raise FqvitError(
+            "detect eval: no images given. Pass a folder of images (--data DIR) and their annotations"
+            " (--annotations FILE.json; default: instances.json in the folder)."
+        )
     if out is not None:
         inputs.check_output(out, file, weights, settings, annotations)
     require_pycocotools()
-    truth = read_annotations(annotations)
-    ids = sorted(truth.images)
-    ids = ids if limit is None else [ids[i] for i in spread(len(ids), limit)]
-    files = ImageFiles(image_paths(truth, data, ids))
+    coco = open_coco(data, annotations, limit)
+    if out is not None:
+        inputs.check_output(out, coco.annotations)
+    ids, files = coco.ids, coco.files
     if file is not None:
         detector = detectors.load_program(file, backend, threads)
     else:
         assert weights is not None
         detector = detectors.load_float(weights, settings, threads)
-    categories = [detector.settings.category(label) for label in range(detector.classes)]
-    for warning in check_categories(truth, categories, detector.settings.classes):
+    categories, warnings = categories_of(coco, detector.settings, detector.classes)
+    for warning in warnings:
         warn(warning)
 
     start = time.perf_counter()
@@ -66,12 +66,12 @@ def run(
     seen = []
     for i, image in track(files, len(files), "detecting", "images"):
         seen.append(ids[i])
-        results += detector.results(image, ids[i], truth.images[ids[i]].file_name)
+        results += detector.results(image, ids[i], coco.file_name(i))
     seconds = time.perf_counter() - start
     skipped = warn_of_skipped(files)
     if not seen:
         raise FqvitError(f"{data}: none of the images can be read. Repair or remove them.")
-    scores = average_precision(truth, results, seen, categories)
+    scores = average_precision(coco.truth, results, seen, categories)
     if out is not None:
         write_results(out, results)
     if as_json:

@@ -1,8 +1,8 @@
-"""Load quantized and float detectors, and run them on images, for the `fqvit detect` commands."""
+"""Load quantized and float detectors, and run them on images, for the commands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +13,17 @@ from fqvit.cli import inputs
 from fqvit.cli.output import Unreadable
 from fqvit.data.images import UnreadableImage
 from fqvit.detect.detections import ImageDetections
-from fqvit.detect.image_files import read_rgb
+from fqvit.detect.image_files import ImageFiles, read_rgb
 from fqvit.detect.images import FLOAT_RULE, prepare
 from fqvit.detect.results import NamedResult, coco_results, image_ids, named
 from fqvit.detect.settings import DetectSettings, read_settings
 from fqvit.errors import FqvitError
-from fqvit.system.progress import track
+from fqvit.system.progress import busy, track
 
 if TYPE_CHECKING:
     from fqvit.detect.fixed.detector import Backend
+    from fqvit.detect.model.detector import FloatDetector
+    from fqvit.detect.program import DetectorProgram
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,31 @@ def load_float(weights: Path, settings: Path | None, threads: int | None) -> Loa
         return detect(networks, prepare(image, loaded.settings, FLOAT_RULE), loaded.settings)
 
     return LoadedDetector(str(weights), loaded.name, "float", loaded.settings, loaded.module.config.classes, run)
+
+
+def refuse_settings(given: Mapping[str, object]) -> None:
+    """Raise FqvitError if settings of a classifier's state dict are given for a detector."""
+    if given:
+        raise FqvitError(f"--{next(iter(given))}: not for detectors, whose file has all settings. Leave it out.")
+
+
+def float_of_program(program: DetectorProgram, weights: str | None, command: str) -> FloatDetector:
+    """Load the float detector of a program, with the settings of the program."""
+    if weights is None:
+        raise FqvitError(f"{command}: no checkpoint given. Pass the weights of the float detector (--weights FILE).")
+    with busy(f"loading {weights}"):
+        from fqvit.detect.model.rebuild import load_for_program
+        from fqvit.models.device import keep_freed_memory
+
+        keep_freed_memory()
+        return load_for_program(program, weights)
+
+
+def images_in(data: Path | None, command: str, limit: int) -> ImageFiles:
+    """Return at most `limit` images of a folder, for a detector."""
+    if data is None:
+        raise FqvitError(f"{command}: no images given. Pass a folder of images (--data DIR); labels are not needed.")
+    return ImageFiles.in_folder(data).limit(limit)
 
 
 def check_threads(threads: int | None) -> None:

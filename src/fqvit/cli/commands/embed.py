@@ -99,6 +99,6 @@ def _report(
         return
     what = ", ".join(f"{info.name} ({info.dtype} {' x '.join(map(str, info.shape))})" for info in wanted.values())
     count = "1 image" if done.images == 1 else f"{done.images} images"
-    where = out if folder is None else f"{out} (files: {folder.files}, complete before: {folder.kept})"
+    where = out if folder is None else f"{out} (files: {folder.files}, already complete: {folder.kept})"
     resumed = f", {done.resumed} of them by an earlier run" if done.resumed else ""
     say(f"{where}: {what} of {count}{resumed} in {seconds:.1f} s")

@@ -143,7 +143,7 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
         (
             facts(rows),
             "",
-            table(("bytes", "count", "of weights"), sizes),
+            table(("part of the file", "bytes", "relative to weights"), sizes),
             "",
             f"No overflow, proved from the weights ({len(found.proofs)} proofs). The tightest proof of each kind:",
             _proofs(found.tightest()),

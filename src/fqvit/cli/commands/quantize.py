@@ -185,7 +185,7 @@ def run(
     only_features = all(output.kind != "logits" for output in header.outputs)
     advice = "; for features, --recipe embedding is more accurate" if only_features and recipe.name == DEFAULT_RECIPE else ""
     if recipe.weight_bits < 8 and found.bits_per_weight > 7.5:
-        advice += f"; {recipe.weight_bits}-bit weights are stored in 8 bits, so the file is as large as with 8"
+        advice += f"; {recipe.weight_bits}-bit weights are stored in 8 bits, so the file is as large as with 8-bit weights"
     rows = [
         ("model", f"{model.name} ({model.source.split(' sha256')[0]})"),
         *(row for row in about_inputs(model) if row != ("assumed", "nothing")),
@@ -261,10 +261,11 @@ def _named(recipe: Recipe, profile: str) -> Recipe:
     return own if own == RECIPES.get(profile) else msgspec.structs.replace(recipe, name=f"{recipe.name}-{profile}")
 
 
-def account(choice: Choice) -> str:
-    """Format the choice of recipe auto: one row per part whose bit width was raised, and per layer whose weights were narrowed.
+def account(choice: Choice, measured: str = "top-1") -> str:
+    """Format what recipe auto chose: one row per part whose bit width was raised, and per layer whose weights were narrowed.
 
-    KL: Kullback-Leibler divergence from the float model, or how much a row changes it.
+    KL: in rows "start" and "end", the Kullback-Leibler divergence from the float model; in other rows, the change of it.
+    measured: the metric whose expected loss is given
     """
     start, end = choice.start, choice.end
     rows = [("start", "", "", "", *_measure(start))]
@@ -281,7 +282,7 @@ def account(choice: Choice) -> str:
     if choice.layers:
         parts += f", weights of {len({step.layer for step in choice.narrowed})} of {choice.layers} layers narrowed"
     limit = f"limit: {choice.max_loss:g}" if choice.max_size is None else f"file limit: {choice.max_size:,} bytes"
-    verdict = f"{parts}; expected loss {end.loss:.2f} percentage points of top-1 ({limit}), on {choice.images} images"
+    verdict = f"{parts}; expected loss {end.loss:.2f} percentage points of {measured} ({limit}), on {choice.images} images"
     if not choice.reached and choice.max_size is not None:
         verdict += f". The file has {choice.bytes:,} bytes and cannot be smaller; use a larger --max-size"
     elif not choice.reached:

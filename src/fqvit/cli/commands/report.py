@@ -43,7 +43,7 @@ def run(
     program = Program.load(file)
     rows = NOTHING if measured is None else read_rows(measured, program.header.model)
     if measured is not None and not rows[0]:
-        raise FqvitError(f"{measured}: no integer program of {program.header.model}. Leave out --table.")
+        raise FqvitError(f"{measured}: has no row for an integer program of {program.header.model}. Leave out --table.")
     target = out or Path(f"{file.stem}.html")
     inputs.check_output(target, file, weights, classes)
     if pictures is not None:
@@ -127,7 +127,7 @@ def _images(
         except FqvitError as error:
             if data is None or not data.is_dir():
                 raise
-            if any(entry.is_dir() for entry in data.iterdir()):  # probably meant as classes
+            if any(entry.is_dir() for entry in data.iterdir()):  # these sub-folders were probably meant as classes
                 warnings.append(f"the images are read without labels. {error}")
     return inputs.unlabelled(data, "--data", header.model, header.preprocess, limit), warnings
 

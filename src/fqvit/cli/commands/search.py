@@ -1,4 +1,4 @@
-"""`fqvit search`: find the nearest vectors of an embedding file, in integers only."""
+"""`fqvit search`: find the nearest vectors of an embedding file, with integer arithmetic only."""
 
 from __future__ import annotations
 

@@ -39,7 +39,10 @@ def run(
 
 
 def _key(file: Path | None) -> bytes | None:
-    """Return the API key from a file or from the environment; on the command line, other users could read it."""
+    """Return the API key from a file or from the environment.
+
+    The key itself is not an option, because other users of the machine can read command lines.
+    """
     where = KEY if file is None else str(file)
     if file is None:
         if KEY not in os.environ:

@@ -129,15 +129,18 @@ def default_cache() -> Path:
 
 
 @dataclass
-class StudyResults:
-    """Results of all cells. rows: finished cells. failed: one message per failed cell. reused: cells from the cache.
+class CellCounts:
+    """How the cells of a table went. failed: one message per failed cell. reused: number of cells from the cache."""
 
-    layers: the layers of each model, from which its bit operations are counted
-    """
-
-    rows: list[Row] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     reused: int = 0
+
+
+@dataclass
+class StudyResults(CellCounts):
+    """Results of all cells. rows: finished cells. layers: those of each model, from which its bit operations are counted"""
+
+    rows: list[Row] = field(default_factory=list)
     layers: dict[str, list[Layer]] = field(default_factory=dict)
 
 
@@ -172,17 +175,20 @@ def run_cells(
     return ran
 
 
-def check_outputs(paths: Sequence[Path], options: StudyOptions, svg: bool = False) -> None:
-    """Check before any work that the results can be written. svg: whether the command can draw them as .svg."""
+def check_outputs(paths: Sequence[Path], *read: str | Path | None, svg: bool = False) -> None:
+    """Check before any work that the results can be written.
+
+    read: files that the command reads, which must not be replaced   svg: whether the command can draw results as .svg
+    """
     for path in paths:
         kinds = (*SUFFIXES, ".svg") if svg else SUFFIXES
         if path.suffix not in kinds:
             raise FqvitError(f"{path}: unknown suffix, expected {', '.join(kinds[:-1])} or {kinds[-1]}. Choose another name.")
-        inputs.check_output(path, options.classes)
+        inputs.check_output(path, *read)
 
 
 def write_results(
-    ran: StudyResults,
+    ran: CellCounts,
     rows: Sequence[Mapping[str, object]],
     markdown: str,
     out: Sequence[Path],

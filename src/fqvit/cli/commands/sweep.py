@@ -22,7 +22,7 @@ def run(model: str | None, recipe_name: str, largest: int, options: StudyOptions
         raise FqvitError(f"--largest {largest}: expected 0 to 8.")
     if recipe.residual != "ptf":
         raise FqvitError(f"recipe {recipe.name}: has no Power-of-Two Factor, so K has no effect. Use fq-vit.")
-    study.check_outputs(out, options, svg=True)
+    study.check_outputs(out, options.classes, svg=True)
     ran = study.run_cells(models, sweep(recipe, largest), options, workers, "sweep-k")
     from fqvit.study.sweep import draw, markdown, rows
 

@@ -16,7 +16,7 @@ def run(methods: str | None, bits: str | None, options: StudyOptions, out: Seque
     workers = Workers.from_environment()  # first, so that an error of one worker ends all workers
     models = study.named_models(None, options.models, options.weights)
     chosen = parse(DEFAULT if methods is None else methods, bits)
-    study.check_outputs(out, options)
+    study.check_outputs(out, options.classes)
     ran = study.run_cells(models, chosen, options, workers, "table")
     from fqvit.study.table import flat, markdown
 

@@ -22,7 +22,7 @@ MAX_PRODUCT = 1 << 61  # largest magnitude of offset times side in decode
 
 
 def anchors(grid: tuple[int, int], stride: int, halves: tuple[tuple[int, int], ...]) -> Integers:
-    """Return the anchors of a grid (rows, columns), i64 [rows columns A, 4], in the order of float/anchors.py.
+    """Return the anchors of a grid (rows, columns), i64 [rows * columns * A, 4], in the order of float/anchors.py.
 
     halves: half the width and half the height of each of the A anchors of a cell
     """
@@ -41,7 +41,7 @@ def scaled(codes: NDArray[np.int32], ratio: Ratio) -> Integers:
 def decode(boxes: Integers, deltas: NDArray[np.int32], ratios: DeltaRatios, log_limit: int, size: tuple[int, int]) -> Integers:
     """Apply deltas to boxes and clip them to an image of size (height, width) in pixels: [..., 4] x [..., 4] -> [..., 4].
 
-    centre' = centre + offset side;  half = side 2^log / 2, |log| <= log_limit;  edges = centre' -+ half, rounded once
+    centre' = centre + offset * side;  half = side * 2^log / 2, |log| <= log_limit;  edges = centre' -+ half, rounded once
     offset is in 2^-24, log in 2^-27, centre' and half in 2^-16 pixel. The error is at most 1/128 pixel, compared with real
     arithmetic on the same integers.
     """
@@ -61,7 +61,7 @@ def decode(boxes: Integers, deltas: NDArray[np.int32], ratios: DeltaRatios, log_
 
 
 def iou_above(iou: int) -> Callable[[Integers, Integers], NDArray[np.bool_]]:
-    """Return the function for nms.py that compares the IoU of all pairs with iou / 2^16, [A, 4] x [B, 4] -> [A, B].
+    """Return the function that tells nms.py for all pairs whether their IoU is above iou / 2^16, [A, 4] x [B, 4] -> [A, B].
 
     Unions are at most 2^43, so products stay below 2^60.
     """

@@ -47,7 +47,7 @@ class Ratio(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return (OUTPUT_LIMIT * self.mult >> self.shift) + 1
 
 
-# Half a side of an anchor: at most 8192 pixels, so that sides are at most 2^22 units.
+# Half a side of an anchor: at most 8192 pixels, so that sides are at most 2^22, in units of 1/256 pixel.
 Half = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE << BOX_FRACTION)]
 DeltaRatios = tuple[Ratio, Ratio, Ratio, Ratio]
 Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]

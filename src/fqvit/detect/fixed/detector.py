@@ -24,7 +24,7 @@ from fqvit.detect.images import Input, Pixels, prepare, upright_pixels
 from fqvit.distributed.workers import cores
 from fqvit.errors import FqvitError
 from fqvit.ir.file import DETECTOR, check_exists, container
-from fqvit.runtime.native import instruction_set
+from fqvit.runtime.native import OpTime, instruction_set
 
 if TYPE_CHECKING:
     from fqvit.detect.program import DetectorHeader, DetectorProgram
@@ -80,6 +80,16 @@ class IntegerDetector:
         """Return all detections of a prepared image, best first. Its sides must be at most 8192 pixels after resizing."""
         return self._runner.detect(image)
 
+    def profile(self, image: Input) -> tuple[IntegerFound, list[OpTime]]:
+        """Like detect, and also return the wall time of each step. Native backend only.
+
+        The steps are the ops of the pyramid, by the buffer that they write, the heads, by the name of their part, and the steps
+        between the networks, with the names and tags in native/detect/detector.h.
+        """
+        if not isinstance(self._runner, _NativeDetector):
+            raise FqvitError("profile: the reference detector has no times. Use the native backend.")
+        return self._runner.profile(image)
+
     def detect_image(self, image: Image.Image) -> IntegerFound:
         """Return all detections of an image, best first. It is turned upright and resized as the detector's file says."""
         if isinstance(self._runner, _NativeDetector):
@@ -113,6 +123,14 @@ class _NativeDetector:
     @property
     def kept_sizes(self) -> int:
         return self.model.kept_sizes
+
+    def profile(self, image: Input) -> tuple[IntegerFound, list[OpTime]]:
+        height, width = image.height, image.width
+        try:
+            found, steps = self.model.profile(np.ascontiguousarray(image.pixels), height, width)
+        except _native.BadProgram as error:
+            raise FqvitError(f"{error}.") from None
+        return self._found(found, height, width), [OpTime(*step) for step in steps]
 
     def detect(self, image: Input) -> IntegerFound:
         pixels, height, width = np.ascontiguousarray(image.pixels), image.height, image.width

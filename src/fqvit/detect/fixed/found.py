@@ -17,7 +17,7 @@ from fqvit.system.text import table
 Paste = Callable[[NDArray[np.int32], Integers, int, int, int], NDArray[np.bool_]]
 
 
-ROWS = 20  # at most, of a table of detections
+ROWS = 20  # maximum number of rows in a printed table of detections
 
 
 @dataclass(frozen=True, repr=False)

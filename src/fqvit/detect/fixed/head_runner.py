@@ -32,7 +32,7 @@ def rois_per_batch(program: Program) -> int:
 class HeadRunner:
     """Run a head in batches.
 
-    input, outputs: as in the head's header   shapes: of the outputs for one RoI   batch: RoIs per run
+    input, outputs: as in the head's header   shapes: shapes of the outputs for one RoI   batch: RoIs per run
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HeadRunner:
         self._runner = Engine(made, threads) if backend == "native" else Reference(made)
 
     def run_all(self, codes: NDArray[np.uint8]) -> tuple[Integers, ...]:
-        """Run RoI features u8 [n, side, side, C]; return every output [n, ...] in the order of the header."""
+        """Run the head on RoI features u8 [n, side, side, C]; return every output [n, ...] in the order of the header."""
         height, width, channels = self.input.shape
         if codes.dtype != np.uint8 or codes.ndim != 4 or codes.shape[1:] != self.input.shape:
             takes = f"uint8 [n, {height}, {width}, {channels}]"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fqvit.detect.cache import SizeCache
 from fqvit.detect.fixed.boxes import rescaled, scaled
 from fqvit.detect.fixed.compatibility import check_compatibility, check_grids
-from fqvit.detect.fixed.constants import MAX_SIDE, Ratio, outputs, roi_input
+from fqvit.detect.fixed.constants import MAX_SIDE, DetectorConstants, Ratio, outputs, roi_input
 from fqvit.detect.fixed.exp import Integers, sigmoid
 from fqvit.detect.fixed.found import IntegerFound
 from fqvit.detect.fixed.head_runner import HeadRunner
@@ -56,8 +56,8 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True)
-class _Head:
-    """One head. side: side of its RoI features   align_params: RoIAlign, one per map   at_once: maximum boxes per call"""
+class Head:
+    """One head. side: side of its RoI features   align_params: for RoIAlign, one per map   at_once: maximum boxes per call"""
 
     runner: Runner
     side: int
@@ -65,7 +65,7 @@ class _Head:
     at_once: int
 
     def run(self, rois: Bytes) -> tuple[np.ndarray[Any, Any], ...]:
-        """Run RoI features u8 [n, side, side, C]; return every output, i32 [n, ...]."""
+        """Run the head on RoI features u8 [n, side, side, C]; return every output, i32 [n, ...]."""
         return self.runner.run_all(rois)
 
 
@@ -77,8 +77,8 @@ class ReferenceDetector:
         check_compatibility(program.between, program.pyramid, program.boxes, program.masks)
         self.template, self.between, self.classes = program.pyramid, program.between, program.classes
         self.fingerprint = program.fingerprint()
-        self._boxes = [self._head(*each) for each in zip(program.boxes, self.between.box_squares, strict=True)]
-        self._masks = [self._head(*each) for each in zip(program.masks, self.between.mask_squares, strict=True)]
+        self.box_heads = [self._head(*each) for each in zip(program.boxes, self.between.box_squares, strict=True)]
+        self.mask_heads = [self._head(*each) for each in zip(program.masks, self.between.mask_squares, strict=True)]
         self._pyramids: SizeCache[Runner] = SizeCache(KEPT_SIZES)
 
     @property
@@ -111,8 +111,8 @@ class ReferenceDetector:
             return IntegerDetections(np.zeros((0, 4), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
         c = self.between
         total = np.zeros((1, 1), np.int64)
-        for stage, head in enumerate(self._boxes):
-            parts = [head.run(self._roi_features(levels, some, head)) for some in _slices(boxes, head.at_once)]
+        for stage, head in enumerate(self.box_heads):
+            parts = [head.run(self.roi_features(levels, some, head)) for some in _slices(boxes, head.at_once)]
             logits, deltas = (np.concatenate(part) for part in zip(*parts, strict=True))
             total = total + scaled(logits, c.classes[stage])
             if stage < c.stages - 1:
@@ -121,35 +121,41 @@ class ReferenceDetector:
 
     def mask_probabilities(self, levels: Sequence[Bytes], chosen: IntegerDetections) -> NDArray[np.int32]:
         """Return mask probabilities of each detection's class, the mean over stages: i32 [n, side, side] in units of 2^-15."""
-        count, side = len(chosen.boxes), 2 * self._masks[0].side
+        count, side = len(chosen.boxes), 2 * self.mask_heads[0].side
         total = np.zeros((count, side, side), np.int64)
-        for stage, head in enumerate(self._masks if count else ()):
+        for stage, head in enumerate(self.mask_heads if count else ()):
             parts = (_slices(x, head.at_once) for x in (chosen.boxes, chosen.labels, total))
             for some, labels, sum_ in zip(*parts, strict=True):
-                (logits,) = head.run(self._roi_features(levels, some, head))
+                (logits,) = head.run(self.roi_features(levels, some, head))
                 own = logits[np.arange(len(some)), :, :, labels]
                 sum_ += sigmoid(scaled(own, self.between.mask_logits[stage]))
         return np.asarray(round_divide(total, self.between.stages).astype(np.int32))
 
-    def _roi_features(self, levels: Sequence[Bytes], boxes: Integers, head: _Head) -> Bytes:
+    def roi_features(self, levels: Sequence[Bytes], boxes: Integers, head: Head) -> Bytes:
+        """Return the codes of the RoI features of each box: u8 [n, side, side, C]."""
         return multiscale_roi_align(levels, boxes, head.side, self.between.areas, head.align_params, roi_align)
 
-    def _head(self, program: Program, ratios: Sequence[Ratio]) -> _Head:
-        roi, maps = roi_input(program.header), outputs(self.template.header, "map")
-        last = 2**roi.bits - 1
-        align_params = [
-            AlignParams(stride, map_.zero, ratio, roi.zero, last)
-            for stride, map_, ratio in zip(self.between.strides, maps, ratios, strict=False)  # trailing levels have no map
-        ]
+    def _head(self, program: Program, ratios: Sequence[Ratio]) -> Head:
+        params = align_params(self.template, program, ratios, self.between)
         runner = HeadRunner(program, backend="reference")
         each = 4 * sum(math.prod(shape) for shape in runner.shapes)  # bytes: outputs of heads are i32
-        return _Head(runner, roi.shape[0], align_params, min(max(BYTES_AT_ONCE // each, 1), BOXES_AT_ONCE))
+        return Head(runner, program.input_shape[0], params, min(max(BYTES_AT_ONCE // each, 1), BOXES_AT_ONCE))
 
     def _make_pyramid(self, height: int, width: int) -> Runner:
         made = resized(self.template, height, width)
         # Levels that have equal grids at the template's size may differ at this one.
         check_grids(made.header, made.verify().buffers, self.between.strides)
         return Reference(made, most_bytes=MOST_BYTES)
+
+
+def align_params(pyramid: Program, head: Program, ratios: Sequence[Ratio], c: DetectorConstants) -> list[AlignParams]:
+    """Return the parameters of RoIAlign for a head, one per map. ratios: between the scales of the maps and of the head"""
+    roi, maps = roi_input(head.header), outputs(pyramid.header, "map")
+    last = 2**roi.bits - 1
+    return [
+        AlignParams(stride, map_.zero, ratio, roi.zero, last)
+        for stride, map_, ratio in zip(c.strides, maps, ratios, strict=False)  # trailing levels have no map
+    ]
 
 
 def _slices(x: Integers, count: int) -> list[Integers]:

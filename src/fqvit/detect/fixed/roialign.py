@@ -28,7 +28,7 @@ STRIP_FRACTION = 7  # sums over rows, before the sum over columns; 7 + 15 = ALIG
 class AlignParams:
     """Parameters that convert codes of a map to codes of a head's input.
 
-    stride, zero: stride and zero point of the map   ratio: from sums to codes of the input
+    stride, zero: stride and zero point of the map   ratio: converts sums to codes of the input
     head_zero, last: zero point and largest code of the input
     """
 
@@ -51,8 +51,8 @@ def axis_weights(low: int, high: int, cell: int, bins: int, size: int) -> Intege
     """Return the weight of each cell in each bin of the interval low..high, i64 [bins, size] in units of 2^-15.
 
     cell: length of a cell, in the unit of low and high
-    A bin has samples = ceil((high - low) / (bins * cell)). With D = 2 * samples * bins, sample k, counted over all bins, is at
-    the cell coordinate
+    A bin has `samples` samples, samples = ceil((high - low) / (bins * cell)). With D = 2 * samples * bins, sample k, counted
+    over all bins, is at the cell coordinate
         ((low - cell / 2) * D + (2 * k + 1) * (high - low)) / (cell * D)
     and divides a weight of 1 / samples between the cells before and after it. Samples below -1 or above `size` have weight 0;
     others outside the map use the outermost cell.

@@ -21,7 +21,7 @@ def pairwise_iou(a: Floats, b: Floats) -> Floats:
 
 
 def iou_above(iou: float) -> Callable[[Floats, Floats], NDArray[np.bool_]]:
-    """Return the function for nms.py that compares the IoU of all pairs with `iou`, [A, 4] x [B, 4] -> [A, B]."""
+    """Return the function that tells nms.py for all pairs whether their IoU is above `iou`, [A, 4] x [B, 4] -> [A, B]."""
     return lambda a, b: pairwise_iou(a, b) > iou
 
 

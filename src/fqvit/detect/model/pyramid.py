@@ -43,7 +43,7 @@ class SwinBackbone(nn.Module):
 class FeaturePyramid(nn.Module):
     """FPN: maps of decreasing size -> one level per map with `channels` channels, plus one level of half the last one's size.
 
-    inner_i = lateral_i(x_i) + upsampled inner_{i+1};  P_i = output_i(inner_i), a 3x3 convolution;  the extra level has
+    inner_i = lateral_i(x_i) + upsample(inner_{i+1});  P_i = output_i(inner_i), a 3x3 convolution;  the extra level has
     every second row and column of the last P. There are no activation functions.
     """
 

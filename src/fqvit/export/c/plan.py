@@ -1,9 +1,9 @@
 """Plan a C export: run ops row by row, so that most buffers hold one row, and place buffers in an arena.
 
 Ops that compute row r of their output from row r of their inputs (linear, layernorm, add, softmax ...) share a stage: one loop
-over rows, in which a buffer that no other stage reads is a single row. An op that needs all rows of an input, or has another
-number of rows, starts a later stage. K and V are permuted one slice (one head of one window) at a time. Nothing here depends on
-the C language. See also: arena.py (offsets), emit.py (the calls).
+over rows, in which a buffer that no other stage reads is a single row. An op that needs all rows of an input, or has a
+different number of rows, belongs to a later stage. K and V are permuted one slice (one head of one window) at a time. Nothing
+here depends on the C language. See also: arena.py (offsets), emit.py (the calls).
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def readme(program: Program, emitter: CEmitter) -> str:
     resize = f"Resize the shorter side of the image to {preprocess.resize}"
     if preprocess.squash:
         resized_width, resized_height = resized_size(width, height, preprocess.resize)
-        resize = f"Resize the image to {resized_height} rows of {resized_width} pixels, whatever its proportions"
+        resize = f"Resize the image to {resized_height} rows of {resized_width} pixels, ignoring its aspect ratio"
     items = emitter.outputs.items
     lists = ", then ".join(f"{item.name}, {' x '.join(map(str, item.shape))}" for item in items)
     meanings = "\n".join(f"{item.name} ({item.output.kind}): {meaning(item)}" for item in items)

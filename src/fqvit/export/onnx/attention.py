@@ -19,7 +19,7 @@ from fqvit.ir.value import magnitude
 
 
 def product(g: OnnxGraph, a: str, b: str, a_zero: int, b_zero: int, b_bytes: bool, a_bytes: bool = True) -> str:
-    """Emit sum_k (a[..., m, k] - a_zero) (b[..., k, n] - b_zero) as i32.
+    """Emit sum_k (a[..., m, k] - a_zero) * (b[..., k, n] - b_zero) as i32.
 
     a_bytes, b_bytes: whether a and b are u8; otherwise they are wider
     """
@@ -89,7 +89,7 @@ def softmax(g: OnnxGraph, op: Softmax) -> str:
 
 
 def log_softmax(g: OnnxGraph, op: LogSoftmax) -> str:
-    """Emit Log-Int-Softmax. ilog2_round is a table lookup; its index S / e is clipped to the smallest with the last code."""
+    """Emit Log-Int-Softmax. ilog2_round is a table lookup; its index is S / e, clipped at the first one with the last code."""
     x, table = g.value(op.x), g.constants[op.part("table")].astype(np.int64)
     last = 2**op.bits - 1
     dtype = "i32" if 3 * x.channels * int(table.max()) < 2 * I31 else "i64"
@@ -110,7 +110,7 @@ def log_softmax(g: OnnxGraph, op: LogSoftmax) -> str:
 
 
 def weights_times_v(g: OnnxGraph, a: str, weights: Any, v: str, v_zero: int) -> tuple[str, list[tuple[str, int]]]:
-    """Emit sum_t weights[a[..., m, t]] (v[..., t, d] - v_zero). Also returns the weights as u8 tensors with a factor each.
+    """Emit sum_t weights[a[..., m, t]] * (v[..., t, d] - v_zero). Also returns the weights as u8 tensors with a factor each.
 
     MatMulInteger takes 8-bit inputs, so 16-bit weights need two products: one of their high bytes and one of their low bytes.
     """

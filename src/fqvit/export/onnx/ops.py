@@ -44,7 +44,7 @@ def lookup_op(g: OnnxGraph, op: Lookup) -> str:
 
 
 def byte_parts(g: OnnxGraph, x: str) -> list[tuple[str, int]]:
-    """Return codes as u8 tensors with a factor each: x itself, or its high byte (256) and low byte (1)."""
+    """Return codes as u8 tensors with a factor each: x itself (1), or its high byte (256) and its low byte (1)."""
     value = g.value(x)
     if value.dtype == "u8":
         return [(x, 1)]

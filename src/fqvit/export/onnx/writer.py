@@ -53,6 +53,7 @@ EMITTERS = {
 
 def export(program: Program, path: str | Path, plain_tables: bool = False) -> None:
     """Write the program to `path` as ONNX, atomically. plain_tables: see model()"""
+    program.check_pixels("export to ONNX")
     data = model(program, plain_tables=plain_tables).SerializeToString()
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
 
@@ -64,7 +65,6 @@ def model(program: Program, buffers: bool = False, plain_tables: bool = False) -
     plain_tables: look up tables with Gather instead of GatherElements. This is slower in ONNX Runtime, but works in runtimes
     with incomplete support for GatherElements (the ReferenceEvaluator of the package onnx accepts at most 64 entries)
     """
-    program.check_pixels("export to ONNX")
     ready = program.unpacked()
     graph = OnnxGraph(ready, verified := ready.verify(), plain_tables)
     for op in ready.ops:

@@ -41,7 +41,7 @@ def emit_outputs(graph: QdqGraph, program: Program, tensors: Mapping[str, Quanti
 
 
 def metadata(program: Program) -> dict[str, str]:
-    """Return what a QDQ file keeps of its program, so that `fqvit eval` can run it: also names and kinds of all outputs."""
+    """Return the metadata of a QDQ file that `fqvit eval` needs to run it, including the names and kinds of all outputs."""
     header = program.header
     pairs = zip(names(header), header.outputs, strict=True)
     outputs = [{"name": name, "kind": output.kind} for name, output in pairs]

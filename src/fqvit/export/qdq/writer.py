@@ -276,7 +276,7 @@ class _Export:
         """Emit the float function that a lookup table computes, such as GELU."""
         x, site = self.tensors[op.x], self.program.header.sites.get(op.y)
         table, function = self.constants[op.part("table")].astype(np.int64), None
-        if op.alpha is None and np.array_equal(table, np.arange(len(table))[::-1]):  # last - code: the last op of lower_signs
+        if op.alpha is None and np.array_equal(table, np.arange(len(table))[::-1]):  # y = last - x, as in lower_signs
             return QuantizedTensor(self.graph.node("Neg", [x.name], op.y), shape, x.scale, len(table) - 1 - x.zero)
         if site is not None and len(x.scale) == len(x.zero) == 1:
             values = (np.arange(len(table)) - x.zero) * x.scale

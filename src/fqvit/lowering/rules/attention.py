@@ -116,7 +116,7 @@ def lower_softmax(leaf: layers.Softmax, low: Lowering) -> LoweredValue:
 def _regions(mask: Tensor) -> np.ndarray:
     """Return region numbers u8 [W, T]: equal for two tokens of a window if and only if mask [W, T, T] is True for them.
 
-    A window of a Swin has at most four regions, because the cyclic shift cuts it at most once in each direction.
+    A window of a Swin model has at most four regions, because the cyclic shift cuts it at most once in each direction.
     """
     same = mask.cpu().numpy()
     first = same.argmax(-1)  # a region is identified by its first token

@@ -1,7 +1,8 @@
 """Lowering rules of detectors' leaf modules (models/maps.py).
 
-Detectors need no further ops: a convolution gathers nine rows per location and applies a linear op, resizing a map gathers
-rows, and a ReLU is the clamp of the codes that the preceding layer writes. See also: ../grids.py (row indices).
+Detectors need no ops beyond those of classifiers: a convolution gathers nine rows per location and applies a linear op,
+resizing a map gathers rows, and a ReLU is the clamp of the codes that the preceding layer writes.
+See also: ../grids.py (row indices).
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def lower_conv2d(leaf: maps.Conv2d, low: Lowering) -> LoweredValue:
 
 
 def lower_deconv(leaf: maps.Deconv, low: Lowering) -> LoweredValue:
-    """Compute 2x2 locations with one linear op, then permute: [h, w, C] -> [h, w, 4 * O] -> [2 * h, 2 * w, O]."""
+    """Compute the 2x2 outputs of each location with one linear op, then permute.
+
+    [h, w, C] -> [h, w, 4 * O] -> [2 * h, 2 * w, O]
+    """
     (x,) = low.inputs
     height, width, _ = x.shape
     low.codes()  # required: accumulators would have different units at the four locations

@@ -112,7 +112,7 @@ def file_hash(path: Path) -> str:
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Hash the names in sorted order, each followed by its tensor's bytes (row-major, byte order of the machine): sha256."""
+    """Return the sha256 of the names in sorted order, each followed by its tensor's bytes (row-major, native byte order)."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
@@ -205,7 +205,8 @@ def _check_npz(path: Path) -> None:
             with archive.open(member) as file:
                 version = np.lib.format.read_magic(file)
                 if version not in ((1, 0), (2, 0)):
-                    continue  # version 3 is meant for dtypes with fields, which _read_npz rejects; NumPy rejects the others
+                    # Version 3 is meant for dtypes with fields, which _read_npz rejects. NumPy rejects all other versions.
+                    continue
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, _, dtype = read(file)
                 claimed, stored = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()

@@ -84,7 +84,7 @@ FIRST_FC = re.compile(r"box_heads\.(\d+)\.fcs\.0\.linear\.weight")
 class Released:
     """A released checkpoint, converted for our modules.
 
-    cascade: whether the box heads are numbered
+    cascade: whether the model is a Cascade Mask R-CNN, whose box heads are numbered
     tensors: {released name: tensor}, with batch norms folded
     state: {our name: tensor}, the same tensors in our channel order
     Tensors with unknown names are kept in both, so that later errors can name them.
@@ -188,10 +188,10 @@ def _fold_batch_norms(tensors: dict[str, Tensor], label: str) -> dict[str, Tenso
 
 
 def _merging_order(value: Tensor, layout: DetectorLayout, key: str, label: str) -> Tensor:
-    """Reorder the 4 * C inputs of patch merging, the last axis, to the order of our modules, which is that of Swin.
+    """Reorder the last axis (the 4 * C inputs of patch merging) to the order of our modules, which is the same as Swin's.
 
-    mmdetection orders them by channel, then position (0, 0), (0, 1), (1, 0), (1, 1); Swin by position (0, 0), (1, 0), (0, 1),
-    (1, 1), then channel.
+    mmdetection orders the inputs by channel, then position (0, 0), (0, 1), (1, 0), (1, 1);
+    Swin orders them by position (0, 0), (1, 0), (0, 1), (1, 1), then channel.
     """
     if layout == "swin":
         return value

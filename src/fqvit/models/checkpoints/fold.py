@@ -185,7 +185,7 @@ def _swin_image(found: Canonical, c: SwinConfig, patch: int, window: int, hints:
     if found.windows is not None and math.isqrt(found.windows) ** 2 == found.windows:
         side = math.isqrt(found.windows) * window * patch
         return side, side
-    # Another window or patch size: keep the number of windows per side, like timm's 224 / 7 and 384 / 12.
+    # For another window or patch size, keep the number of windows per side, as timm does (224 pixels: window 7; 384: 12).
     height, width = (side * window * patch // (c.window * c.patch) for side in c.image)
     return height, width
 
@@ -227,7 +227,7 @@ def _head(state: dict[str, Tensor], name: str, label: str) -> Tensor:
 
 
 def _fill_qkv_bias(state: dict[str, Tensor]) -> None:
-    """Add zero biases for qkv_bias=False. If only some blocks have no bias, the file is damaged, and they stay missing."""
+    """Add zero biases if no block has a qkv bias. If only some blocks lack it, the file is damaged, and nothing is added."""
     if any(name.endswith("attn.qkv.bias") for name in state):
         return
     for name in [name for name, value in state.items() if name.endswith("attn.qkv.weight") and value.ndim == 2]:

@@ -14,7 +14,7 @@ UNKNOWN = Transform()
 
 
 def words(text: str) -> frozenset[str]:
-    """Split a text into words: names of fields, written on several lines."""
+    """Return the set of words in a text: field names, separated by spaces or line breaks."""
     return frozenset(text.split())
 
 

@@ -73,7 +73,7 @@ def _weights_of(config: str) -> tuple[str, ...]:
 
 
 def read_hints(files: Files) -> Hints:
-    """Read the config and the preprocessor's config; raises FqvitError for whatever is not understood."""
+    """Read the config and the preprocessor's config; raises FqvitError for fields and values that are not understood."""
     config = decode_config(files.config, files.label)
     if openclip_config.is_openclip(config):
         return openclip_config.read_config(config, files.label)
@@ -89,7 +89,7 @@ def read_hints(files: Files) -> Hints:
 
 
 def decode_config(path: Path, label: str) -> Mapping[str, Any]:
-    """Read a config file; raises FqvitError if it is not a JSON object. label: of the model, for messages"""
+    """Read a config file; raises FqvitError if it is not a JSON object. label: the model's name in messages"""
     try:
         found = msgspec.json.decode(path.read_bytes())
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

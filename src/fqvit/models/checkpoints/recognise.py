@@ -341,7 +341,7 @@ def _beit_image(r: Reader, patch: int, block_bias: bool, shared_bias: bool) -> t
     name = "blocks.0.attn.relative_position_bias_table" if block_bias else "rel_pos_bias.relative_position_bias_table"
     side = math.isqrt(max(r.shape(name, 2)[0] - 3, 0))
     if side % 2 == 0 or side * side != r.shape(name, 2)[0] - 3:
-        raise FqvitError(f"{r.label}: bias tables of {r.shape(name, 2)[0]} rows, expected (2 side - 1)^2 + 3. Pass size=.")
+        raise FqvitError(f"{r.label}: bias tables of {r.shape(name, 2)[0]} rows, expected (2 * side - 1)^2 + 3. Pass size=.")
     return (side + 1) // 2 * patch, (side + 1) // 2 * patch
 
 

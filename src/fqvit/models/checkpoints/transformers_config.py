@@ -211,7 +211,7 @@ def read_config(config: Mapping[str, Any], label: str, source: str = "config.jso
 
 
 def _class_of(config: Mapping[str, Any], kind: Kind, label: str) -> tuple[Pool | None, tuple[str, ...]]:
-    """Return the pooling and the unused names of the model class in the config, or of the first class if it has none."""
+    """Return the pooling and the unused names of the config's model class, or of the first class if the config names none."""
     names = config.get("architectures")
     if not names:
         return next(iter(kind.classes.values()))

@@ -13,8 +13,8 @@ from fqvit.models.families.parts import Mlp, PatchEmbed, join_heads, split_heads
 def relative_position_index(grid: tuple[int, int]) -> Tensor:
     """Return the row of the bias table for each pair of tokens, the class token first: [T, T]
 
-    The table has (2 height - 1)(2 width - 1) rows for pairs of patches, then one each for class to patch, patch to class and
-    class to class.
+    The table has (2 * height - 1) * (2 * width - 1) rows for pairs of patches, then one row each for class to patch, patch to
+    class and class to class.
     """
     height, width = grid
     distances = (2 * height - 1) * (2 * width - 1)

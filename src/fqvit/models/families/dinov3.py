@@ -17,9 +17,10 @@ from fqvit.models.families.parts import Mlp, PatchEmbed, SwiGlu, join_heads, spl
 
 
 def rotary_angles(grid: tuple[int, int], head_width: int, theta: float) -> Tensor:
-    """Return the angle of each patch and pair of channels: [T, D / 2], the first half from the row, the second from the column.
+    """Return the angle of each patch and pair of channels: [patches, D / 2], where D is head_width.
 
-    Coordinates are patch centres in -1..1; the period of frequency i is theta^(4 i / D).
+    The first D / 4 angles depend on the row, the last D / 4 on the column. Coordinates are patch centres in -1..1; the
+    period of frequency i is theta^(4 * i / D).
     """
     rows, columns = (2 * (torch.arange(side, dtype=torch.float32) + 0.5) / side - 1 for side in grid)
     centres = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)

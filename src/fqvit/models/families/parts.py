@@ -89,13 +89,13 @@ class SwiGlu(nn.Module):
 
 
 def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """[N, T, 3 H D] -> q, k, v, each [N, H, T, D]"""
+    """[N, T, 3 * H * D] -> q, k, v, each [N, H, T, D]"""
     n, t, _ = qkv.shape
     q, k, v = qkv.reshape(n, t, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
     return q, k, v
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """[N, H, T, D] -> [N, T, H D]"""
+    """[N, H, T, D] -> [N, T, H * D]"""
     n, h, t, d = x.shape
     return x.transpose(1, 2).reshape(n, t, h * d)

@@ -1,7 +1,7 @@
 """SwinV2, equivalent to timm's SwinTransformerV2: cosine attention in shifted windows, biases from an MLP, residual post-norm.
 
 The grid of each stage must be a multiple of its window: where it is not, timm pads after the shift and transformers before it.
-Shapes: feature maps are [N, height, width, C]; windows are [N W, T, C], with W windows per image and T tokens per window.
+Shapes: feature maps are [N, height, width, C]; windows are [N * W, T, C], with W windows per image and T tokens per window.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MASKED = -100.0  # added to the scores of tokens that were not neighbours before
 def coordinates(window: int, pretrained: int) -> Tensor:
     """Return the inputs of the position MLP: sign(d) * log2(1 + |d|) / log2(8) for distances d scaled to -8..8.
 
-    [1, 2 window - 1, 2 window - 1, 2]
+    Shape: [1, 2 * window - 1, 2 * window - 1, 2]. pretrained: side of the window in pretraining; 0: the same as `window`
     """
     reach = max((pretrained or window) - 1, 1)
     d = 8 * torch.arange(-(window - 1), window, dtype=torch.float32) / reach
@@ -32,7 +32,7 @@ def coordinates(window: int, pretrained: int) -> Tensor:
 
 
 class WindowAttention(nn.Module):
-    """Cosine attention inside windows: [N W, T, C] -> [N W, T, C]. mask: [W, T, T], added to the scores, or None"""
+    """Cosine attention inside windows: [N * W, T, C] -> [N * W, T, C]. mask: [W, T, T], added to the scores, or None"""
 
     k_bias: Tensor
     relative_coords_table: Tensor
@@ -72,7 +72,7 @@ class WindowAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """x + norm1(attention(x)), x + norm2(mlp(x)): [N, height, width, C] -> the same"""
+    """x = x + norm1(attention(x)), then x = x + norm2(mlp(x)). The shape [N, height, width, C] does not change."""
 
     attn_mask: Tensor | None
 
@@ -106,7 +106,7 @@ class Block(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Concatenate 2 x 2 neighbours, reduce to twice the width, normalise. An odd side is padded with zeros."""
+    """Concatenate 2 x 2 neighbours to 4 * C channels, project them to 2 * C, normalise. An odd side is padded with zeros."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()

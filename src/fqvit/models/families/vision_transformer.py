@@ -96,7 +96,7 @@ class VisionTransformer(nn.Module):
         return torch.cat([*prefix, patches + self.pos_embed], 1)
 
     def pool(self, x: Tensor) -> Tensor:
-        """[N, T, C] -> [N, C], [N, 2 C] for "token_avg", unchanged for "none" """
+        """Pool the tokens: [N, T, C] -> [N, C]. "token_avg" gives [N, 2 * C]; "none" returns the tokens unchanged."""
         if self.attn_pool is not None:
             return self.attn_pool(x)  # type: ignore[no-any-return]
         if self.config.pool == "none":

@@ -10,10 +10,11 @@ See also: narrow.py (weights), calibrate.py (makes both calibrations), simulate.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -37,11 +38,57 @@ BATCH = 16
 NO_SEARCH: dict[str, Any] = {"max_loss": None, "max_size": None, "widths": ()}  # fields of a recipe without a search
 
 
+Parts = Mapping[str, Calibration]  # one calibration per network of a Subject
+
+
+class Subject(Protocol):
+    """What is searched: a classifier, or the networks of a detector, which are measured together.
+
+    models: {name: network}; a single network has the name ""   images: number of images for measuring
+    """
+
+    @property
+    def models(self) -> Mapping[str, FloatModel]: ...
+    @property
+    def images(self) -> int: ...
+
+    def measure(self, found: Parts, count: int) -> Measure:
+        """Compare the quantized networks with the float ones on the first `count` images."""
+
+    def inputs(self, part: str) -> NDArray[Any]:
+        """Return sample inputs of a network, for rounding its weights: as in compensate."""
+
+
+class Classifier:
+    """A single network with logits. images: uint8 [n, H, W, C]"""
+
+    def __init__(self, model: FloatModel, images: NDArray[np.uint8]) -> None:
+        self.models, self.pixels, self.images = {"": model}, images, len(images)
+        graph = trace(model.module)
+        self.logits = torch.cat([run_float(graph, normalise(batch, model.preprocess)) for batch in batches(images)])
+
+    def measure(self, found: Parts, count: int) -> Measure:
+        simulation = Simulation(self.models[""], found[""])
+        logits = torch.cat([simulation.run(batch) for batch in batches(self.pixels[:count])])
+        return measure(self.logits[:count], logits)
+
+    def inputs(self, part: str) -> NDArray[np.uint8]:
+        return self.pixels
+
+
 @dataclass(frozen=True)
 class _Unit:
+    """Sites of one role in one block. part: the network that they belong to"""
+
+    part: str
     name: str
     role: str
     sites: tuple[str, ...]
+
+
+def label_of(part: str, name: str) -> str:
+    """Return how a site or layer of a network is named in a report: PART/NAME, or NAME if there is only one network."""
+    return f"{part}/{name}" if part else name
 
 
 def wide(recipe: Recipe) -> Recipe:
@@ -68,29 +115,41 @@ def choose(
     progress: Progress | None = None,
 ) -> Calibration:
     """Replace some sites of `narrow` by those of `wider`; the result's `choice` records which ones and why."""
-    limit = narrow.recipe.max_loss
-    assert limit is not None
-    graph = trace(model.module)
-    raised_sites = plan(graph, wider.recipe)
-    float_logits = torch.cat([run_float(graph, normalise(batch, model.preprocess)) for batch in batches(images)])
+    found, choice = choose_parts(Classifier(model, images), {"": narrow}, {"": wider}, progress)
+    return replace(found[""], choice=choice)
 
-    def mixed(units: Sequence[_Unit]) -> Calibration:
-        names = [site for unit in units for site in unit.sites]
-        sites = {**narrow.sites, **{name: wider.sites[name] for name in names}}
-        rules = {name: _rule(raised_sites[name], narrow.recipe.sites.get(name, SiteRule())) for name in names}
-        recipe = msgspec.structs.replace(narrow.recipe, **NO_SEARCH, sites={**narrow.recipe.sites, **rules})
-        return replace(narrow, recipe=recipe, sites=sites)
+
+def choose_parts(
+    subject: Subject, narrow: Parts, wider: Parts, progress: Progress | None = None
+) -> tuple[dict[str, Calibration], Choice]:
+    """Replace some sites of the networks in `narrow` by those of `wider`. Also returns which ones, and why."""
+    limit = next(iter(narrow.values())).recipe.max_loss
+    assert limit is not None
+    raised_sites = {part: plan(trace(subject.models[part].module), each.recipe) for part, each in wider.items()}
+
+    def mixed(units: Sequence[_Unit]) -> dict[str, Calibration]:
+        return {part: mixed_part(part, [unit for unit in units if unit.part == part]) for part in narrow}
+
+    @functools.cache
+    def mixed_names(part: str, names: tuple[str, ...]) -> Calibration:
+        before = narrow[part]
+        sites = {**before.sites, **{name: wider[part].sites[name] for name in names}}
+        rules = {name: _rule(raised_sites[part][name], before.recipe.sites.get(name, SiteRule())) for name in names}
+        recipe = msgspec.structs.replace(before.recipe, **NO_SEARCH, sites={**before.recipe.sites, **rules})
+        return replace(before, recipe=recipe, sites=sites)
+
+    def mixed_part(part: str, units: Sequence[_Unit]) -> Calibration:
+        # The same object for the same units: a subject can then reuse what it computed for this network.
+        return mixed_names(part, tuple(site for unit in units for site in unit.sites))
 
     def measured(units: Sequence[_Unit], count: int) -> Measure:
-        simulation = Simulation(model, mixed(units))
-        logits = torch.cat([simulation.run(batch) for batch in batches(images[:count])])
-        return measure(float_logits[:count], logits)
+        return subject.measure(mixed(units), count)
 
-    units = _units(model, narrow, wider)
-    start = measured([], len(images))
+    units = [unit for part, model in subject.models.items() for unit in _units(part, model, narrow[part], wider[part])]
+    start = measured([], subject.images)
     if start.loss <= limit:
-        return replace(mixed([]), choice=Choice(limit, len(images), start, start, True, len(units), []))
-    probes = min(PROBE_IMAGES, len(images))
+        return mixed([]), Choice(limit, subject.images, start, start, True, len(units), [])
+    probes = min(PROBE_IMAGES, subject.images)
     best = measured(units, probes).kl
     gains = {}
     # All other units are wide: small errors add up, whereas the large errors of narrow units would mask each other.
@@ -100,14 +159,13 @@ def choose(
     low, high = 0, len(order)  # raising `low` units is not enough; raising `high` units is, or there are no more
     while high - low > 1:
         middle = (low + high) // 2
-        if measured(order[:middle], len(images)).loss <= limit:
+        if measured(order[:middle], subject.images).loss <= limit:
             high = middle
         else:
             low = middle
-    end = measured(order[:high], len(images))
-    raised = [_raised(unit, gains[unit], narrow, wider) for unit in order[:high]]
-    choice = Choice(limit, len(images), start, end, end.loss <= limit, len(units), raised)
-    return replace(mixed(order[:high]), choice=choice)
+    end = measured(order[:high], subject.images)
+    raised = [_raised(unit, gains[unit], narrow[unit.part], wider[unit.part]) for unit in order[:high]]
+    return mixed(order[:high]), Choice(limit, subject.images, start, end, end.loss <= limit, len(units), raised)
 
 
 def measure(float_logits: Tensor, logits: Tensor) -> Measure:
@@ -129,7 +187,7 @@ def _rule(site: SitePlan, own: SiteRule) -> SiteRule:
     return msgspec.structs.replace(own, bits=site.bits, observer="ptf" if site.kind == "ptf" else site.observer)
 
 
-def _units(model: FloatModel, narrow: Calibration, wider: Calibration) -> list[_Unit]:
+def _units(part: str, model: FloatModel, narrow: Calibration, wider: Calibration) -> list[_Unit]:
     """Group the sites that the wide recipe raises by block and role."""
     found: dict[tuple[str, str], list[str]] = {}
     for node in trace(model.module).nodes:
@@ -138,12 +196,13 @@ def _units(model: FloatModel, narrow: Calibration, wider: Calibration) -> list[_
             continue
         block = re.match(r"(.*\.\d+)\.", node.name)
         found.setdefault((block[1] if block else node.name, node.leaf.role), []).append(node.name)
-    return [_Unit(block, role, tuple(sites)) for (block, role), sites in found.items()]
+    return [_Unit(part, block, role, tuple(sites)) for (block, role), sites in found.items()]
 
 
 def _raised(unit: _Unit, gain: float, narrow: Calibration, wider: Calibration) -> Raised:
     first = unit.sites[0]
-    return Raised(unit.name, unit.role, len(unit.sites), narrow.sites[first].bits, wider.sites[first].bits, gain)
+    label = label_of(unit.part, unit.name)
+    return Raised(label, unit.role, len(unit.sites), narrow.sites[first].bits, wider.sites[first].bits, gain)
 
 
 def batches(images: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:

@@ -33,8 +33,8 @@ START_ROUNDS = 200
 WEIGHT_ROUNDS = 50
 OUTPUT_ROUNDS = 100
 CONVERGED = 1e-9  # steps 1 and 2 end for a row when the relative change of its scale is below this
-WORTHWHILE = 1e-3  # step 3 ends for a row when a round reduces its output error by a smaller share
-# with fewer rows of X per input, step 3 would overfit and is skipped; the classification head sees only one row per image
+WORTHWHILE = 1e-3  # step 3 ends for a row when a round reduces its output error by less than this share
+# With fewer rows of X per input channel, step 3 would overfit and is skipped. The classification head has one row per image.
 ROWS_PER_INPUT = 8
 BLOCK = 32  # the residual is updated after this many inputs
 
@@ -193,11 +193,11 @@ def by_outputs(split: Split, products: Products, rounds: int = OUTPUT_ROUNDS) ->
 
 
 def _update_bit_by_outputs(bit: Array, residual: Array, size: float, gram: Array) -> None:
-    """Set one bit of all weights, input by input, to the value of -1, 0, 1 with the least output error.
+    """Set one bit of all weights, input by input, to whichever of -1, 0 and 1 has the least output error.
 
     bit, residual: [K, O], both updated in place   gram: A = X^T X [K, K]   size: 2^-k, the weight of the bit
-    Replacing 0 by B at input n changes the error by a^2 (size^2 A[n, n] B^2 - 2 size B c), where c is the residual of input n
-    with B = 0. So the best B is the one nearest to c / (size A[n, n]).
+    Replacing 0 by B at input n changes the error by a^2 * (size^2 * A[n, n] * B^2 - 2 * size * B * c), where c is the
+    residual of input n with B = 0. So the best B is the one nearest to c / (size * A[n, n]).
     """
     for start in range(0, len(gram), BLOCK):
         end = min(start + BLOCK, len(gram))
@@ -228,7 +228,7 @@ def _sizes(count: int) -> list[float]:
 
 
 def _sum(bits: Array) -> Array:
-    """Return sum_k 2^-k B_k for bits [b-1, ...]."""
+    """Return sum_k 2^-k * B_k for bits [b-1, ...]."""
     total: Array = np.tensordot(np.array(_sizes(len(bits))), bits, 1)
     return total
 

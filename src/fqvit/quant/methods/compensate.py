@@ -1,19 +1,21 @@
 """Round weights so that later columns and biases compensate earlier rounding errors.
 
 The float model and the simulation run in lockstep; all layers before the current one are already quantized. For each linear
-layer, with x its inputs in the float model and x' those in the simulation:
+layer, with inputs x in the float model and x' in the simulation, weights W and rounded weights W':
   1. rounding: column by column; the error of each column is distributed over the columns after it (GPTQ, Frantar 2022);
   2. bias: add the mean of W x - W' x', so that no mean error is passed on.
-All tokens have the same weight, and the patch embedding is not compensated. With rounding "weighted", tokens are weighted by
-their influence on the outputs of the model, and the patch embedding is compensated, too.
+With rounding "compensated", all tokens have the same weight, and the patch embedding is not compensated. With rounding
+"weighted", tokens are weighted by their influence on the outputs of the model, and the patch embedding is compensated, too.
 See also: lockstep.py (runs both networks), importance.py (the influence of tokens), simulate.py (the quantized network),
 weights.py (rounding to nearest).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,18 +28,21 @@ from fqvit.models.load import FloatModel
 from fqvit.quant import channels
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.importance import token_weights
-from fqvit.quant.methods.lockstep import InputBatches, LinearLayer, run_in_lockstep
+from fqvit.quant.methods.lockstep import InputBatches, LinearLayer, run_batches_in_lockstep, run_in_lockstep
 from fqvit.quant.methods.ranges import least_error, sample_rows
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams
+from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import Simulation
-from fqvit.quant.weights import QuantizedLinear, bits_and_group, quantize_linear, short_output_scales
+from fqvit.quant.weights import LinearLeaf, QuantizedLinear, bits_and_group, quantize_linear
 from fqvit.system.progress import Progress
 
 SEARCHED = ("norm", "qkv", "value", "query", "key", "context", "gelu")  # roles whose scales are searched
 SEARCH_BATCHES = 4  # batches that the scales of attention times V are searched on
-DAMPING = 0.01  # share of the mean variance, added to the diagonal: constant inputs must not absorb errors
+DAMPING = 0.01  # share of the mean variance, added to the covariance's diagonal so that constant inputs do not absorb errors
 BLOCK = 64  # columns whose errors are distributed together
+MAX_COLUMNS = 4608  # layers with more inputs are compensated in blocks: the time for one block is cubic in its columns
+FEATURE_BATCH = 128  # RoI features per batch
 
 
 @dataclass
@@ -84,6 +89,7 @@ class Compensation:
         self.plans = plan(self.graph, self.recipe)
         self.chosen: dict[str, QuantizedLinear] = {}
         self.spread: dict[str, float] = {}
+        self.first_calls: dict[layers.Leaf, str] = {}  # the first node of every layer with chosen weights
         self.searched = {name for name, site in self.plans.items() if self._is_searched(site)}
 
     def _is_searched(self, site: SitePlan) -> bool:
@@ -98,20 +104,44 @@ class Compensation:
             few = [tuple(sample_rows(xs) for xs in simulated)] if alike else inputs[:SEARCH_BATCHES]
             self._search(node, [node.leaf(*xs, *node.params) for xs in few])
         weighted = self.recipe.rounding == "weighted"
-        is_linear = isinstance(node.leaf, layers.Linear) or (weighted and isinstance(node.leaf, layers.Patches))
+        is_linear = isinstance(node.leaf, LinearLeaf) or (weighted and isinstance(node.leaf, layers.Patches))
         scales = simulation.input_scales(node) if is_linear else None
         if scales is not None:
-            layer = LinearLayer.of(node, self.model.preprocess)
-            rows = [[layer.rows(x) for x in part[0]] for part in (exact, simulated)]
-            each = self.token_weights.get(node.name)
-            moments = Moments.of(rows[0], rows[1], None if each is None else each.flatten())
-            current = replace(self.calibration, sites=simulation.sites)
-            self.chosen[node.name] = fit(node, moments, scales, current, layer)
+            self.chosen[node.name] = self._shared(node, scales) or self._fitted(node, exact, simulated, scales)
+            self.first_calls.setdefault(node.leaf, node.name)
             simulation.use(node, self.chosen[node.name])
         outputs = [simulation.call(node, list(xs)) for xs in inputs]
         if scales is not None:
             self.spread[node.name] = float(outputs[0].std())
         return [simulation.visit(node, y) for y in outputs]
+
+    def _fitted(self, node: Node, exact: InputBatches, simulated: InputBatches, scales: NDArray[np.float64]) -> QuantizedLinear:
+        """Round the weights of a layer whose inputs are codes with these scales."""
+        layer = LinearLayer.of(node, self.model.preprocess)
+        rows = [[layer.rows(x) for x in part[0]] for part in (exact, simulated)]
+        each = self.token_weights.get(node.name)
+        weights = None if each is None else each.flatten()
+        moments = [
+            Moments.of([x[..., part] for x in rows[0]], [x[..., part] for x in rows[1]], weights)
+            for part in column_blocks(layer.weight.shape[1])
+        ]
+        output = self.simulation.short_output_scales(node)
+        return fit(node, moments, scales, self.recipe, layer, output)
+
+    def _shared(self, node: Node, scales: NDArray[np.float64]) -> QuantizedLinear | None:
+        """Return the codes of an earlier call of the same layer, for the input scales of this call; None if there are none.
+
+        A detector's proposal head runs on every level of the pyramid, and a file stores equal codes once.
+        """
+        first = self.first_calls.get(node.leaf)
+        if first is None or self.simulation.short_output_scales(node) is not None:
+            return None
+        before = self.simulation.input_scales(self.graph.node(first))
+        if before is None or len({*before.tolist()}) > 1 or len({*scales.tolist()}) > 1:
+            return None
+        found = self.chosen[first]
+        scale = found.scale * (scales[0] / before[0])
+        return QuantizedLinear(found.w, scale, _integer_bias(found.bias * found.scale, scale), found.exponent)
 
     def _search(self, node: Node, values: list[Tensor]) -> None:
         """Choose the scales of a site whose values before encoding are given."""
@@ -147,6 +177,15 @@ class Compensation:
                 total += reader.leaf.weight.detach().float().square().sum(0).cpu()
         return total if float(total.max()) > 0 else torch.ones(size)
 
+    def over(self, images: NDArray[Any], progress: Progress | None, label: str) -> None:
+        """Quantize all nodes. images: uint8 [n, H, W, C], or RoI features float32 [n, side, side, C] for a detector's head"""
+        if self.model.square is None:
+            run_in_lockstep(self.graph, self.model.preprocess, images, self.quantize_node, progress, label)
+            return
+        exact = torch.split(torch.from_numpy(images), FEATURE_BATCH)
+        quantized = [self.simulation.encode_input(x) for x in exact]
+        run_batches_in_lockstep(self.graph, exact, quantized, self.quantize_node, progress, label)
+
     def result(self) -> Calibration:
         sites = {name: self.simulation.sites[name] for name in self.calibration.sites}
         return replace(self.calibration, sites=sites, weights=self.chosen)
@@ -156,28 +195,49 @@ class Compensation:
 def compensate(
     model: FloatModel,
     calibration: Calibration,
-    images: NDArray[np.uint8],
+    images: NDArray[Any],
     progress: Progress | None = None,
 ) -> Calibration:
-    """Return `calibration` with weights for every linear layer that reads a quantized site; images: uint8 [n, H, W, C]."""
+    """Return `calibration` with weights for every linear layer and convolution that reads a quantized site.
+
+    images: uint8 [n, H, W, C], or RoI features float32 [n, side, side, C] for a detector's head
+    """
     run = Compensation(model, calibration)
-    if calibration.recipe.rounding == "weighted":
+    if calibration.recipe.rounding == "weighted" and model.square is None:
         run.token_weights = token_weights(run.graph, model.preprocess, images)
-    run_in_lockstep(run.graph, model.preprocess, images, run.quantize_node, progress, "rounding weights")
+    run.over(images, progress, "rounding weights")
     return run.result()
 
 
+def column_blocks(columns: int) -> list[slice]:
+    """Return consecutive blocks of columns, as few and as equal as possible, of at most MAX_COLUMNS columns."""
+    count = -(-columns // MAX_COLUMNS)
+    ends = [columns * i // count for i in range(count + 1)]
+    return [slice(first, last) for first, last in itertools.pairwise(ends)]
+
+
 def fit(
-    node: Node, moments: Moments, input_scales: NDArray[np.float64], calibration: Calibration, layer: LinearLayer
+    node: Node,
+    moments: Sequence[Moments],
+    input_scales: NDArray[np.float64],
+    recipe: Recipe,
+    layer: LinearLayer,
+    output_scales: NDArray[np.float64] | None = None,
 ) -> QuantizedLinear:
-    """Quantize one linear layer or patch embedding whose inputs are codes with scales float64 [K] or [1]."""
-    leaf = layer.leaf
+    """Quantize one linear layer, convolution or patch embedding whose inputs are codes with scales float64 [K] or [1].
+
+    moments: those of consecutive blocks of columns. Errors are compensated within a block.
+    output_scales: see weights.py
+    """
     weight, bias = torch.from_numpy(layer.weight), torch.from_numpy(layer.bias)
-    bits, group = bits_and_group(calibration.recipe, node)
+    bits, group = bits_and_group(recipe, node)
     # Rounding to nearest decides scales and exponents; the codes are then chosen again, column by column.
     scales = torch.from_numpy(np.broadcast_to(input_scales, weight.shape[1:]).copy())
-    covariance = moments.covariance / torch.outer(scales, scales)
-    importance = covariance.diagonal().numpy()
+    widths = [len(each.mean_float) for each in moments]
+    covariances = [
+        each.covariance / torch.outer(part, part) for each, part in zip(moments, torch.split(scales, widths), strict=True)
+    ]
+    importance = torch.cat([each.diagonal() for each in covariances]).numpy()
     plain = quantize_linear(
         weight.numpy(),
         bias.numpy(),
@@ -185,18 +245,24 @@ def fit(
         bits,
         group=group,
         importance=importance,
-        output_scales=short_output_scales(calibration.recipe, leaf, calibration.sites.get(node.name), len(weight)),
-        halves=calibration.recipe.weight_ends == "halves",
+        output_scales=output_scales,
+        halves=recipe.weight_ends == "halves",
     )
     units = torch.from_numpy(plain.scale)[:, None] * torch.ones(1, weight.shape[1], dtype=torch.float64)
     if plain.exponent is not None:
         units = units * torch.from_numpy(2.0 ** plain.exponent[:, np.arange(weight.shape[1]) // group])
-    rounded = round_columns(weight * scales, covariance, units, 2 ** (bits - 1) - 1)
-    corrected = bias + weight @ moments.mean_float - (rounded / scales) @ moments.mean_simulated
+    parts = zip(torch.split(weight * scales, widths, 1), covariances, torch.split(units, widths, 1), strict=True)
+    rounded = torch.cat([round_columns(*part, 2 ** (bits - 1) - 1) for part in parts], 1)
+    mean_float, mean_simulated = (torch.cat(part) for part in zip(*((m.mean_float, m.mean_simulated) for m in moments)))
+    corrected = bias + weight @ mean_float - (rounded / scales) @ mean_simulated
     w = np.rint((rounded / torch.from_numpy(plain.scale)[:, None]).numpy()).astype(np.int8)
+    return QuantizedLinear(w, plain.scale, _integer_bias(corrected.numpy(), plain.scale), plain.exponent)
+
+
+def _integer_bias(bias: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np.int64]:
     limit = 2.0**30
-    integer_bias = np.floor(np.clip(corrected.numpy() / plain.scale, -limit, limit) + 0.5).astype(np.int64)
-    return QuantizedLinear(w, plain.scale, integer_bias, plain.exponent)
+    found: NDArray[np.int64] = np.floor(np.clip(bias / scale, -limit, limit) + 0.5).astype(np.int64)
+    return found
 
 
 def round_columns(values: Tensor, covariance: Tensor, units: Tensor, largest: int) -> Tensor:

@@ -37,9 +37,9 @@ class _Affine(torch.autograd.Function):
 
 
 class _Grid(torch.autograd.Function):
-    """y = nearest step * scale for x of any shape; scale: [1].
+    """y = (the value of `steps` nearest to x / scale) * scale for x of any shape; scale: [1].
 
-    A table of the step nearest to each integer is much faster than a search among the steps.
+    A table with the nearest step of each integer is much faster than a search.
     """
 
     @staticmethod

@@ -1,10 +1,11 @@
 """Search for scales by their effect on the loss (PTQ4ViT, Yuan 2022), with twin codes of attention and GELU outputs.
 
 Codes are symmetric. There is one scale per weight matrix (patch embedding: one per output; Q, K and V: one each), one per site,
-and one per head for Q, K and V. For each matrix product with output O, both scales are searched alternately for the least
-  sum over elements of (O' - O)^2 g^2,
+and one per head for Q, K and V. For each matrix product with output O, the scales of both operands are searched alternately to
+minimize the sum over all elements of
+  (O' - O)^2 * g^2,
 where O' is the product of the quantized operands, inputs and O are those of the float model, and g is the gradient at O of the
-negative log-probability of a class that is drawn from the model's prediction: its square estimates the diagonal of the Hessian.
+negative log-probability of a class drawn from the model's prediction: g^2 estimates the diagonal of the Hessian.
 Scales are scored on IMAGES images and TOKENS tokens per image, always the same ones.
 See also: twin.py (twin codes), similarity.py (another search), simulate.py (runs the result).
 """
@@ -37,7 +38,7 @@ from fqvit.system.progress import Progress
 IMAGES = 32  # as published
 TOKENS = 12  # tokens per image (and per window)
 WINDOWS = 4  # windows per image
-FACTORS = np.linspace(0.012, 1.2, 100)  # of the scale that maps the largest absolute value to 2^(bits-1)
+FACTORS = np.linspace(0.012, 1.2, 100)  # that are tried; 1 gives the scale that maps the largest absolute value to 2^(bits-1)
 START = int(np.abs(FACTORS - 1).argmin())
 ROUNDS = 3  # at most this many searches per scale
 BATCH = 4  # images per run with gradients
@@ -49,7 +50,7 @@ class Operand:
     """One operand of a product with its candidates.
 
     count: number of candidates   start: index of the initial candidate
-    groups: number of groups, each with its own candidate; if there are several, the product's errors have one per group
+    groups: number of groups of values, each with its own candidate; if there are several, errors are computed per group
     quantized(i): the operand with candidate i[g] for group g
     """
 
@@ -88,7 +89,7 @@ def search(first: Operand, second: Operand, errors: Callable[[Tensor, Tensor], T
     """Minimize errors(first, second) [G] over the candidates of both operands, alternating between them.
 
     Returns the index of the best candidate of each group, for both operands. If an operand has one group, its
-    best candidate is the one with the least sum of the errors.
+    best candidate is the one that minimizes the sum of the errors.
     """
     operands = (first, second)
     chosen = [torch.full((each.groups,), each.start) for each in operands]
@@ -195,7 +196,7 @@ class Searcher:
         return name, part
 
     def _operand(self, site: str, part: int, picked: Tensor, values: Tensor) -> Operand:
-        """Return the candidates of an operand. picked: values that are scored   values: those that the range comes from"""
+        """Return the candidates of an operand. picked: values that are scored   values: values that determine the range"""
         planned = self.plans[site]
         if (site, part) in self.chosen:
             q = self.sites[site]
@@ -251,9 +252,10 @@ class Searcher:
 def squared_gradients(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) -> dict[str, Tensor]:
     """Return the squared gradients of the loss at the outputs of all products, at the positions that scales are scored on.
 
-    Shapes: linear layers [N, t, O], scores [N, w, H, t, T], attention times V [N, w, H, t, D]. The loss is the negative
-    log-probability of a class drawn from the prediction; a random projection of the normalized output if that is not logits.
-    Products that the loss does not depend on have ones.
+    Shapes: linear layers [N, t, O], scores [N, w, H, t, T], attention times V [N, w, H, t, D], where t
+    and w are the numbers of scored tokens and windows. The loss is the negative log-probability of a class drawn from the
+    prediction. If the output is not logits, the loss is a random projection of the normalized output. For products that the
+    loss does not depend on, all values are 1.
     """
     random = torch.Generator().manual_seed(0)
     logits = graph.node(graph.output).leaf.role == "logits"

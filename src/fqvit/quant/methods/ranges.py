@@ -1,7 +1,7 @@
 """Choose the scales of a site that minimize the squared error, instead of scales that cover every observed value.
 
 With few bits it pays to clip the largest values: the codes of all others become finer. Each search tries a fixed list of
-factors on the observed range. The rows are those of the quantized network, so errors of earlier sites are included.
+factors on the observed range. The scored rows come from the quantized network, so errors of earlier sites are included.
 See also: channels.py (which scales a role may have), compensate.py and reconstruct.py (the callers).
 """
 
@@ -37,7 +37,7 @@ def _step(batches: Sequence[Tensor], rows: int) -> int:
 def least_error(site: SitePlan, rows: Tensor, q: QParams, importance: Tensor, spaced: bool = False) -> QParams:
     """Return parameters of the same kind as q with less squared error on rows [R, C].
 
-    importance: [C], the weight of each channel's error   spaced: GELU outputs get unevenly spaced codes if that has less error
+    importance: [C], the weight of each channel's error   spaced: GELU outputs get unevenly spaced codes if their error is less
     """
     if site.role == "qkv" and len(q.scale) > 3:
         parts, thirds = rows.chunk(3, -1), [q.group(part) for part in range(3)]

@@ -7,6 +7,7 @@ A segment is the part of the network between two residual sums: attention, or an
      together with the scales of weights and activations (LSQ) and the biases.
 The errors of tokens and channels are weighted by their importance for the result (segments.py).
 MLPs treat every token alike: they are learned on random tokens, which is much cheaper than whole images.
+A detector's feature pyramid and heads have no residual sums: their weights are compensated, not learned.
 See also: learned.py (the parameters), lockstep.py (runs both networks).
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,14 +30,14 @@ from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.methods.compensate import Compensation
 from fqvit.quant.methods.learned import LayerParameters, SiteParameters
-from fqvit.quant.methods.lockstep import InputBatches, run_in_lockstep
+from fqvit.quant.methods.lockstep import InputBatches
 from fqvit.quant.methods.segments import Segment, importance, segments
 from fqvit.quant.qparams import QParams
 from fqvit.quant.weights import bits_and_group, short_output_scales
 from fqvit.system.progress import Progress
 
 STEPS = 60  # steps of Adam per segment
-WEIGHT_STEPS = 120  # if no scales of sites are learned: steps are cheaper, and all of the error is that of the weights
+WEIGHT_STEPS = 120  # if no scales of sites are learned; steps are then cheaper, and only the weights cause errors
 TOKENS = 512  # tokens per step, for segments that treat tokens alike
 IMAGES_PER_STEP = 4  # for other segments
 IMPORTANCE_IMAGES = 48
@@ -180,10 +182,15 @@ def _optimizer(sites: dict[str, SiteParameters], linears: dict[str, LayerParamet
 
 @torch.no_grad()
 def reconstruct(
-    model: FloatModel, calibration: Calibration, images: NDArray[np.uint8], progress: Progress | None = None
+    model: FloatModel, calibration: Calibration, images: NDArray[Any], progress: Progress | None = None
 ) -> Calibration:
-    """Return `calibration` with learned scales, weights and biases; images: uint8 [n, H, W, C]."""
-    weights = importance(calibration.graph(model), model.preprocess, images[:IMPORTANCE_IMAGES])
+    """Return `calibration` with learned scales, weights and biases; images: as in compensate.
+
+    A detector's head has no residual sums and so no segments: its weights are compensated, not learned.
+    """
+    weights: dict[str, Tensor] = {}
+    if model.square is None:
+        weights = importance(calibration.graph(model), model.preprocess, images[:IMPORTANCE_IMAGES])
     run = Reconstruction(model, calibration, weights)
-    run_in_lockstep(run.graph, model.preprocess, images, run.quantize_node, progress, "learning weights")
+    run.over(images, progress, "learning weights")
     return run.result()

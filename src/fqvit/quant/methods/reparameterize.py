@@ -3,11 +3,11 @@
 The quantized network is computed node by node; each site is quantized before the next node reads it:
   norm outputs     one scale s_c and zero point z_c per channel c. Dividing channel c of the norm by s_c / mean(s), moving it by
                    z_c - mean(z) codes and folding the inverse into the next weights gives the same codes with one scale per
-                   layer, so the reparameterization itself changes nothing but the weights that are rounded: W_oc s_c;
-  attention        code i means s 2^(-i/2); the last code means 0;
+                   layer, so the reparameterization only changes which weights are rounded: W_oc * s_c;
+  attention        code i means s * 2^(-i/2); the last code means 0;
   other operands   one scale and zero point (Q, K and V: one each);
   weights          one scale and zero point per output.
-Every range is one of the central shares PERCENTILES of the values: the one with the least squared error.
+Every range covers one of the central shares PERCENTILES of the values: the one with the least squared error.
 See also: lockstep.py (runs both networks), simulate.py (runs the result).
 """
 

@@ -25,7 +25,7 @@ BATCH = 8
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive nodes that read one value from before them, `start`. Later nodes read only the output of the last one."""
+    """Consecutive nodes that read only one earlier value, `start`. Later nodes read only the output of the last node."""
 
     start: str
     nodes: tuple[Node, ...]
@@ -48,17 +48,34 @@ class Segment:
 
 
 def segments(graph: Graph) -> list[Segment]:
-    """Cut the graph after every residual sum beyond which no earlier value is read. The last segment ends at the output."""
+    """Cut the graph after every residual sum beyond which no earlier value is read. The last segment ends at the output.
+
+    A pyramid also reads the residual stream between two stages, through norms that are on no path to a later residual sum.
+    Such nodes belong to no segment but the last.
+    """
+    trunk = _trunk(graph)
     last_read = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+    last_read_in_trunk = {name: i for i, node in enumerate(graph.nodes) if node.name in trunk for name in node.inputs}
     found: list[Segment] = []
-    start, first, reach = IMAGES, 0, -1
+    start, first = IMAGES, 0
     for i, node in enumerate(graph.nodes):
-        earlier = [start, *(other.name for other in graph.nodes[first:i])]
-        reach = max(last_read.get(name, -1) for name in earlier)
-        if node.leaf.role == "residual" and reach <= i and node.name not in graph.outputs:
-            found.append(Segment(start, graph.nodes[first : i + 1]))
+        inner = [other for other in graph.nodes[first:i] if other.name in trunk]
+        reach = max([last_read_in_trunk.get(start, -1), *(last_read.get(other.name, -1) for other in inner)])
+        is_sum = node.leaf.role == "residual" and node.name in trunk
+        if is_sum and reach <= i and node.name not in graph.outputs:
+            found.append(Segment(start, (*inner, node)))
             start, first = node.name, i + 1
     return [*found, Segment(start, graph.nodes[first:])]
+
+
+def _trunk(graph: Graph) -> set[str]:
+    """Return the names of the last residual sum and of all nodes that it depends on."""
+    sums = [node.name for node in graph.nodes if node.leaf.role == "residual"]
+    trunk = set(sums[-1:])
+    for node in reversed(graph.nodes):
+        if node.name in trunk:
+            trunk.update(node.inputs)
+    return trunk
 
 
 def importance(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) -> dict[str, Tensor]:
@@ -69,7 +86,8 @@ def importance(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) 
     there is one segment only, or if the output has no gradient (sign bits).
     """
     ends = {each.end.name for each in segments(graph)} - {graph.output}
-    logits = graph.node(graph.output).leaf.role == "logits"
+    role = graph.node(graph.output).leaf.role
+    logits, pyramid = role == "logits", role == "deltas"
     random = torch.Generator().manual_seed(0)
     total: dict[str, Tensor] = {}
     for first in range(0, len(images), BATCH):
@@ -83,7 +101,9 @@ def importance(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) 
             return y
 
         with torch.enable_grad():
-            y = graph.run(normalise(images[first : first + BATCH], preprocess), visit).flatten(1)
+            results = graph.run_all(normalise(images[first : first + BATCH], preprocess), visit)
+            # All outputs of a pyramid count equally; other networks have one main output.
+            y = torch.cat([F.normalize(each.flatten(1), dim=-1) for each in results], 1) if pyramid else results[-1].flatten(1)
             if not y.requires_grad:
                 return {}
             if logits:

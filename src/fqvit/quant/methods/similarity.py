@@ -72,16 +72,17 @@ class Correlation:
         self.target = _normalized(target.flatten(1))
 
     def __call__(self, others: Tensor) -> Tensor:
-        # 1 - r = |u - v|^2 / 2 for unit vectors u, v: r itself is too close to 1 for float32.
+        # For unit vectors u and v with correlation r, 1 - r = |u - v|^2 / 2. r itself is too close to 1 for float32.
         return 1 - _normalized(others.flatten(2)).sub_(self.target).square_().sum(2, dtype=torch.float64).mean(1) / 2
 
 
 class RankingLoss:
-    """Mean of max(0, THETA - (a'_i - a'_j) * sign(a_i - a_j)) over all rows of `exact` and all pairs i < j of a row.
+    """Mean of max(0, THETA - (a'_i - a'_j) * sign(a_i - a_j)) over all rows and all pairs i < j of a row.
 
-    exact: the float attention maps a [..., T]. Rows of a' are non-negative and sum to at most 1, so no loop over pairs is
-    needed: max(0, t - d) = t - d + max(0, d - t); the sum of t - d depends only on the ranks of a, and d > t is
-    possible only where a'_i > t, which holds for at most 1 / t elements of a row.
+    a: attention maps of the float model (`exact`)   a': quantized attention maps, both [..., T]
+    No loop over pairs is needed. With t = THETA and d = (a'_i - a'_j) * sign(a_i - a_j), max(0, t - d) = t - d + max(0, d - t).
+    The sum of t - d needs only a' and the ranks of a. Rows of a' are non-negative and sum to at most 1, so d > t is possible
+    only if a'_i > t or a'_j > t, which holds for at most 1 / t elements of a row.
     """
 
     def __init__(self, exact: Tensor) -> None:

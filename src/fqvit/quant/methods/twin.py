@@ -24,7 +24,7 @@ def exponents(bits: int) -> range:
 
 
 def twin_attention(bits: int, m: int) -> QParams:
-    """Return codes for 0..1 whose scales are 2^-(bits-1) and that divided by 2^m."""
+    """Return codes for 0..1 with the scales 2^-(bits-1) and 2^-(bits-1+m)."""
     half = 2 ** (bits - 1)
     codes = np.arange(half)
     return _codes(1 / half / 2**m, 0, np.concatenate([codes, codes << m]))

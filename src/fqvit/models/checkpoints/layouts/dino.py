@@ -88,7 +88,7 @@ def from_dinov3(tensors: dict[str, Tensor], label: str) -> Renamed:
     for key in [key for key in found.tensors if re.fullmatch(r"blocks\.\d+\.attn\.qkv\.bias", key)]:
         bias, old, block = found.tensors.pop(key), found.origin.pop(key), key.removesuffix("qkv.bias")
         if bias.ndim != 1 or bias.shape[0] % 3:
-            raise FqvitError(f"{label}: '{old}' has shape {list(bias.shape)}, expected [3 width]. The file is damaged.")
+            raise FqvitError(f"{label}: '{old}' has shape {list(bias.shape)}, expected [3 * width]. The file is damaged.")
         q, _, v = bias.chunk(3)
         found.add(block + "q_bias", q, old)
         found.add(block + "v_bias", v, old)
