@@ -50,11 +50,7 @@ from fqvit.quant.points import observation_points
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
 from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from fqvit.quant.simulate import table_softmax
-<<<<<<< HEAD
 from fqvit.quant.splitting import choose_outliers, split, split_parts
-from fqvit.quant.values import widen_values
-=======
->>>>>>> main
 from fqvit.quant.weights import check_layers
 from fqvit.system.progress import Progress, track
 
@@ -144,18 +140,6 @@ class FloatPass:
         observe_batch(self.graph, normalise(batch, self.model.preprocess).to(self.where), *self.observers, call=call)
         self.seen += len(batch)
 
-<<<<<<< HEAD
-    def level_keys(self, images: NDArray[np.uint8]) -> None:
-        """Subtract constants from keys so that scores have a short range; see leveling.py. images: uint8 [n, H, W, C]"""
-        parts = [{name: site.parts for name, site in observed.items()} for observed in self.observers]
-        found = level_keys(self.graph, self.model.preprocess, parts, images, self.where)
-        self.centers = {name: constant + found.get(name, 0.0) for name, constant in self.centers.items()}
-
-    def widen_values(self, images: NDArray[np.uint8]) -> None:
-        """Widen the ranges of V where attention times V gains more than V loses; see values.py. images: uint8 [n, H, W, C]"""
-        parts = [{name: site.parts for name, site in observed.items()} for observed in self.observers]
-        widen_values(self.graph, self.model.preprocess, parts, images, self.where)
-
     def split_mlps(self) -> None:
         """Give neurons with outlying ranges MLPs of their own; see splitting.py."""
         parts = [{name: site.parts for name, site in observed.items()} for observed in self.observers]
@@ -171,8 +155,6 @@ class FloatPass:
                 site.tokens = before[name].tokens if name in before else 1
         self.graph = graph
 
-=======
->>>>>>> main
     def state(self) -> dict[str, Any]:
         sites = [{name: site.state() for name, site in observed.items()} for observed in self.observers]
         return {"seen": self.seen, "sites": sites}
