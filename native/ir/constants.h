@@ -35,7 +35,7 @@ public:
         DType dtype;
         Shape shape;
         std::uint64_t offset;                   // in the source
-        std::shared_ptr<const Constant> owned;  // replaces the bytes in the source; null: use these
+        std::shared_ptr<const Constant> owned;  // if not null, replaces the bytes in the source
         std::size_t bytes() const;
     };
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fqvit.data.preprocess import Preprocess as Preprocess
     from fqvit.data.shards import TarShards as TarShards
     from fqvit.detect.program import DetectorProgram as DetectorProgram
+    from fqvit.detect.quantize import quantize_detector as quantize_detector
     from fqvit.distributed.workers import Workers as Workers
     from fqvit.evaluate.accuracy import measure as measure
     from fqvit.frontend.load import load_model as load_model
@@ -60,6 +61,7 @@ _HOMES = {
     "measure": "fqvit.evaluate.accuracy",
     "nearest": "fqvit.inference.search",
     "quantize": "fqvit.lowering.quantize",
+    "quantize_detector": "fqvit.detect.quantize",
 }
 
 __all__ = [
@@ -86,6 +88,7 @@ __all__ = [
     "measure",
     "nearest",
     "quantize",
+    "quantize_detector",
     "runtime",
 ]
 

@@ -1,9 +1,10 @@
-"""Exports of detectors: ONNX files with detect.py and golden vectors give the bits of the engine."""
+"""Exports of detectors: ONNX files with detect.py, C and golden vectors give the bits of the engine."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,41 @@ def test_detect_py_resizes_by_both_rules(tmp_path: Path) -> None:
         assert found.stdout == (tmp_path / "b.json").read_text()
 
 
+@pytest.mark.parametrize("flags", ["-O2", "-O1 -fsanitize=undefined,address -fno-sanitize-recover=all"])
+def test_c_gives_the_bits_of_the_engine(home: Path, tmp_path: Path, flags: str) -> None:
+    if shutil.which("make") is None or shutil.which("cc") is None:
+        pytest.skip("needs make and a C compiler")
+    detector = DetectorProgram.load(home / "d.fqvit")
+    with Image.open(home / "000000000012.png") as image:
+        original, pixels = (image.height, image.width), detector.prepare(image).pixels
+        expected = detector.ready(1).detect_image(image)
+    out = tmp_path / "c"
+    assert fqvit("export", home / "d.fqvit", "--to", "c", "--size", f"{original[0]}x{original[1]}", "-o", out).code == 0
+    made = subprocess.run(["make", "-s", f"CFLAGS={flags}"], cwd=out, capture_output=True, text=True, check=False)
+    if "sanitize" in flags and made.returncode and "cannot find" in made.stderr:
+        pytest.skip("the compiler has no sanitizers")
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "p.rgb").write_bytes(pixels.tobytes())
+    words = ["./detect", "../p.rgb", *map(str, (*pixels.shape[:2], *original)), "../masks.bin"]
+    done = subprocess.run(words, cwd=out, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = np.array([line.split() for line in done.stdout.splitlines()], np.int64)
+    assert_same(rows[:, 0], expected.labels, "labels")
+    assert_same(rows[:, 1], expected.scores, "scores")
+    assert_same(rows[:, 2:], expected.boxes, "boxes")
+    masks = np.fromfile(tmp_path / "masks.bin", np.uint8).reshape(-1, *original)
+    assert_same(masks.astype(bool), np.array(list(expected.masks())), "masks")
+    for wrong, said in (
+        (words[:3], "usage"),
+        ([*words[:2], "20", "20"], "expected at most"),
+        (["./detect", "no", *words[2:4]], "no:"),
+    ):
+        failed = subprocess.run(wrong, cwd=out, capture_output=True, text=True, check=False)
+        assert failed.returncode == 2 and said in failed.stderr
+    # A compiled export is replaced, too.
+    assert fqvit("export", home / "d.fqvit", "--to", "c", "-o", out).code == 0
+
+
 def test_the_default_size_is_landscape_of_the_largest_size() -> None:
     detector = program("mask r-cnn")
     assert input_size(detector, None) == (96, 160)
@@ -141,6 +177,7 @@ def test_mistakes_are_reported_in_one_line(home: Path, tmp_path: Path) -> None:
     file = home / "d.fqvit"
     assert_rejected(fqvit("export", file, "--to", "qdq"), "--to qdq", "not available for detectors")
     assert_rejected(fqvit("export", file, "--to", "onnx", "--size", "big"), "--size big")
+    assert_rejected(fqvit("export", file, "--to", "c", "--prefix", "mine"), "--prefix", "not available for detectors")
     assert_rejected(fqvit("export", file, "--to", "vectors", "--size", "32x32"), "--size", "onnx or c")
     assert_rejected(fqvit("export", file, "--to", "vectors", "--image", "none.png", "-o", tmp_path / "v"), "none.png")
     assert_rejected(fqvit("export", file, "--to", "onnx", "-o", tmp_path / "no" / "x"), "no such folder")

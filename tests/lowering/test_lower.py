@@ -168,7 +168,7 @@ def test_branches_stay_in_the_accumulator_unless_the_recipe_asks_for_codes() -> 
     assert outs["fq-vit-original"]["blocks.0.attn.proj"] == "codes" and outs["fq-vit-original"]["head"] == "i32"
 
 
-def test_class_scores_with_a_site_use_the_scale_of_that_site() -> None:
+def test_logits_quantized_to_codes_have_the_scale_of_their_site() -> None:
     model = float_model("vit")
     images = images_for(model.preprocess, 16)
     fine, coarse = (

@@ -116,7 +116,7 @@ def test_the_error_for_an_unknown_model_lists_the_models_for_the_task(server: Ru
 def test_the_error_for_a_task_without_a_model_lists_the_loaded_models() -> None:
     with running(DETECTOR) as detector_only:
         response = detector_only.client.post("/v1/classify", content=png())
-    assert response.status_code == 400 and "It has opencv_v1: detect." in message(response)
+    assert response.status_code == 400 and "It serves opencv_v1 (detect)." in message(response)
 
 
 def test_unknown_paths_and_methods_are_rejected(server: Running) -> None:

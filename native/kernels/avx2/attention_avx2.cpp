@@ -250,15 +250,13 @@ FQVIT_AVX2 void compute_scores(const Attention& head, const RequantizeHigh& requ
     const KBlock* block = keys.blocks;
     for (std::int64_t t = 0; t < head.tokens; t += COLUMNS) {
         for (int half = 0; half < 2; ++half, ++block) {
-            MULTIPLY_QUADS[rows](*block, queries, keys.offsets + block->offsets, keys.weights + block->weights, false,
-                                 rows, tile + half * ROWS * TILE_COLUMNS);
+            MULTIPLY_QUADS[rows](*block, queries, keys.offsets + block->offsets, keys.weights + block->weights,
+                                 keys.terms + t + half * TILE_COLUMNS, rows, tile + half * ROWS * TILE_COLUMNS);
         }
-        const __m256i left_terms = load(keys.terms + t), right_terms = load(keys.terms + t + 8);
         for (int r = 0; r < rows; ++r) {
             const __m256i row_term = _mm256_set1_epi32(row_terms[r]);
-            __m256i left = _mm256_add_epi32(load(tile + r * TILE_COLUMNS), _mm256_add_epi32(left_terms, row_term));
-            __m256i right =
-                _mm256_add_epi32(load(tile + (ROWS + r) * TILE_COLUMNS), _mm256_add_epi32(right_terms, row_term));
+            __m256i left = _mm256_add_epi32(load(tile + r * TILE_COLUMNS), row_term);
+            __m256i right = _mm256_add_epi32(load(tile + (ROWS + r) * TILE_COLUMNS), row_term);
             if (bias != nullptr) {
                 const std::int32_t* at = bias + r * round_up(head.tokens, COLUMNS) + t;
                 left = _mm256_add_epi32(left, load(at)), right = _mm256_add_epi32(right, load(at + 8));

@@ -5,17 +5,21 @@
 // because 255 * 128 < 2^15. If the four weights that two instructions put into a lane meet this limit together, vpaddw
 // can add the two results in i16 before one vpmaddwd widens them to i32. Trained weights rarely meet the limit in their
 // original order, so packing rearranges them for each panel of 8 outputs:
-//  - Inputs are packed in quads k..k+3. The block of activations stores each quad as 8 bytes, x0 x2 x1 x3 x0 x1 x2 x3.
-//    The four bytes that start at offset 0, 1 or 4 are the three ways to pair the inputs of the quad; those that start
-//    at offset 3 are the pairing of offset 1 with its two lanes swapped.
-//  - A quad that meets the limit in no pairing is split into two quads: weights clipped to the limit, and the rest.
+//  - Inputs are packed in quads k..k+3. The block of activations stores each quad in a cell of 16 bytes, which holds
+//  every
+//    input several times, as x or as its complement 255 - x. At 11 offsets, four adjacent bytes hold all inputs of the
+//    quad: these windows differ in how they pair the inputs, and in which of them are complemented.
+//  - A complement changes the sign of a weight, because w * x = 255 * w - w * (255 - x). Two large weights of the same
+//    sign in a lane exceed the limit, but not if one of them is negated. The terms 255 * w are added up while packing,
+//    and accumulators start with them.
+//  - A quad that meets the limit in no window is split into two quads: weights clipped to the limit, and the rest.
 //  - Two quads that meet the limit together form a double (per row 5 arithmetic instructions for 64 products);
 //    a quad without a partner is a single (3 instructions for 32 products).
 //    A list of offsets tells the micro-kernel which four bytes to broadcast.
 // Packing checks every single and double against the limit, so nothing saturates for any activations.
 //
 // Tile: 11 rows x 8 columns. 11 accumulators, 2 vectors of weights, 1 of ones, 2 temporaries: all 16 registers.
-// K-block: 192 quads (768 inputs), 16.5 KiB of packed activations.
+// K-block: 96 quads (384 inputs), 16.5 KiB of packed activations.
 #include "kernels/gemm.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -35,15 +39,33 @@ namespace {
 using namespace avx2;
 
 constexpr int ROWS = TILE_ROWS, COLUMNS = TILE_COLUMNS;
-constexpr int K_BLOCK = 192;        // quads; their cells fit in the L1 cache and their offsets in u16
+constexpr int K_BLOCK = 96;         // quads; their cells fit in the L1 cache and their offsets in u16
 constexpr int MAX_CANDIDATES = 40;  // partners tried per quad
 constexpr int PREFETCH = 1024;      // prefetch distance, in bytes of weights
 static_assert(ROWS * COLUMNS <= MAX_TILE && K_BLOCK * QUAD <= 65536);
 
-constexpr int PAIRINGS = 4;
-constexpr int OFFSETS[PAIRINGS] = {0, 1, 3, IN_ORDER};
-// The inputs at each offset of a cell. Lane 0 adds the products of the first two, lane 1 those of the last two.
-constexpr int ORDER[PAIRINGS][4] = {{0, 2, 1, 3}, {2, 1, 3, 0}, {3, 0, 1, 2}, {0, 1, 2, 3}};
+// The bytes of a cell: the input of each, and 255 where its complement 255 - x is stored.
+constexpr std::uint8_t CELL_INPUTS[CELL] = {3, 0, 1, 2, 3, 0, 1, 3, 2, 0, 1, 3, 0, 2, 1, 3};
+constexpr std::uint8_t CELL_COMPLEMENTS[CELL] = {255, 0, 0, 0, 0, 0, 255, 0, 255, 0, 0, 0, 255, 255, 0, 255};
+// A window: four adjacent bytes of a cell that hold all inputs of the quad.
+struct Window {
+    int offset;
+    std::uint32_t inputs, complements;  // one byte each: the number of the input; 255 for a complement, else 0
+
+    constexpr explicit Window(int o) : offset(o), inputs(0), complements(0) {
+        for (int i = 3; i >= 0; --i) {
+            inputs = inputs << 8 | CELL_INPUTS[o + i];
+            complements = complements << 8 | CELL_COMPLEMENTS[o + i];
+        }
+    }
+};
+// A search found this cell: its windows contain 11 of the 12 ways to pair the inputs and to choose, for each pair,
+// whether one of the two is complemented.
+constexpr Window WINDOWS[] = {Window(0), Window(1), Window(2),  Window(3),  Window(5), Window(6),
+                              Window(7), Window(8), Window(10), Window(11), Window(12)};
+constexpr int WINDOW_COUNT = sizeof WINDOWS / sizeof WINDOWS[0];
+constexpr int IN_ORDER_WINDOW = 1;
+static_assert(WINDOWS[IN_ORDER_WINDOW].offset == IN_ORDER && WINDOWS[IN_ORDER_WINDOW].complements == 0);
 
 // acc += two quads of row r. In assembly, because the order of instructions decides the speed and compilers spill
 // registers here.
@@ -77,15 +99,15 @@ FQVIT_INLINE void add_single(__m256i& acc, const std::uint8_t* a, __m256i wa, __
         : [a] "r"(a), [o] "i"(CELL * r), [wa] "x"(wa), [ones] "x"(ones), "m"(asm_input<CELL * r + 4>(a)));
 }
 
-// The micro-kernel. accumulate: start from the values in `out` instead of 0. rows: the number of rows to store, either
-// all rows or all but the last.
+// The micro-kernel. rows: the number of rows to store, either all rows or all but the last.
 template <int... r>
 FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const KBlock& k_block, const std::uint8_t* block,
-                                const std::uint16_t* o, const std::int8_t* w, bool accumulate, int rows,
+                                const std::uint16_t* o, const std::int8_t* w, const std::int32_t* start, int rows,
                                 std::int32_t* out) {
     const __m256i ones = _mm256_set1_epi16(1);
-    __m256i acc[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
-    if (accumulate) ((acc[r] = load(out + COLUMNS * r)), ...);
+    const std::int32_t* from = start == nullptr ? out : start;
+    const int stride = start == nullptr ? COLUMNS : 0;
+    __m256i acc[sizeof...(r)] = {load(from + stride * r)...};
     for (std::uint32_t i = k_block.doubles; i > 0; --i, o += 2, w += 64) {
         const std::uint8_t *a = block + o[0], *b = block + o[1];
         const __m256i wa = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
@@ -104,58 +126,71 @@ FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const KBlock& 
 
 template <int most_rows>
 FQVIT_AVX2 void multiply_tile(const KBlock& k_block, const std::uint8_t* block, const std::uint16_t* offsets,
-                              const std::int8_t* weights, bool accumulate, int rows, std::int32_t* out) {
-    multiply_rows(std::make_integer_sequence<int, most_rows>(), k_block, block, offsets, weights, accumulate, rows,
-                  out);
+                              const std::int8_t* weights, const std::int32_t* start, int rows, std::int32_t* out) {
+    multiply_rows(std::make_integer_sequence<int, most_rows>(), k_block, block, offsets, weights, start, rows, out);
 }
 
 // ---- packing ----
 
-// The weights of one quad for 8 outputs and, for each pairing, the sums of the weights in every lane.
+// The weights of one quad for 8 outputs and, for each window, the sums of the weights in every lane.
 struct Quad {
-    __m256i w;               // [8 outputs][4 inputs]
-    __m256i sums[PAIRINGS];  // lane_sums
-    std::uint32_t size;      // sum of |w|; large quads look for a partner first
-    std::uint16_t number;    // index in its K-block
-    std::uint8_t fits;       // bit p: pairing p meets the limit
+    __m256i w;                   // [8 outputs][4 inputs]
+    __m256i sums[WINDOW_COUNT];  // lane_sums
+    std::uint32_t size;          // sum of |w|; large quads look for a partner first
+    std::uint16_t number;        // index in its K-block
+    std::uint16_t fits;          // bit i: window i meets the limit
     bool used;
 };
 
-// Returns the four inputs of every output in the order of a pairing.
-FQVIT_INLINE __m256i reordered(__m256i w, int pairing) {
-    const int* o = ORDER[pairing];
-    const __m256i inputs = _mm256_set1_epi32(o[0] | o[1] << 8 | o[2] << 16 | o[3] << 24);
+FQVIT_INLINE __m256i set_quads(std::uint32_t bytes) { return _mm256_set1_epi32(static_cast<int>(bytes)); }
+
+// Returns the weights that belong to the bytes of a window: the four inputs of every output in its order, negated where
+// the window has the complement.
+FQVIT_INLINE __m256i arranged(__m256i w, int window) {
+    const Window& bytes = WINDOWS[window];
     const __m256i outputs =
         _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
-    return _mm256_shuffle_epi8(w, _mm256_add_epi8(inputs, outputs));
+    const __m256i order = _mm256_add_epi8(set_quads(bytes.inputs), outputs);
+    // vpsignb negates where the last operand is negative; a complement is the byte -1.
+    const __m256i signs = _mm256_or_si256(set_quads(bytes.complements), _mm256_set1_epi8(1));
+    return _mm256_sign_epi8(_mm256_shuffle_epi8(w, order), signs);
+}
+
+// Returns whether a window can be used for these weights: -128 has no negative.
+FQVIT_INLINE bool representable(__m256i w, int window) {
+    const __m256i least = _mm256_cmpeq_epi8(w, _mm256_set1_epi8(-128));
+    return window == IN_ORDER_WINDOW || _mm256_testz_si256(least, least) != 0;
 }
 
 // Fills in sums, fits and size.
-FQVIT_INLINE void measure(Quad& quad) {
+FQVIT_AVX2 void measure(Quad& quad) {
     quad.fits = 0;
-    for (int pairing = 0; pairing < PAIRINGS; ++pairing) {
-        quad.sums[pairing] = lane_sums(reordered(quad.w, pairing));
-        if (within_limit(quad.sums[pairing])) quad.fits |= static_cast<std::uint8_t>(1 << pairing);
+    for (int window = 0; window < WINDOW_COUNT; ++window) {
+        quad.sums[window] = lane_sums(arranged(quad.w, window));
+        if (within_limit(quad.sums[window]) && representable(quad.w, window)) {
+            quad.fits |= static_cast<std::uint16_t>(1 << window);
+        }
     }
     const __m256i sizes = _mm256_sad_epu8(_mm256_abs_epi8(quad.w), _mm256_setzero_si256());
     const __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sizes), _mm256_extracti128_si256(sizes, 1));
     quad.size = static_cast<std::uint32_t>(_mm_cvtsi128_si32(half) + _mm_extract_epi32(half, 2));
 }
 
-// Finds pairings in which both quads can be added in i16.
-FQVIT_INLINE bool match(const Quad& a, const Quad& b, int& pairing_a, int& pairing_b) {
-    for (int p = 0; p < PAIRINGS; ++p) {
-        if (!(a.fits >> p & 1)) continue;
-        for (int q = 0; q < PAIRINGS; ++q) {
-            if (!(b.fits >> q & 1) || !within_limit(_mm256_adds_epu8(a.sums[p], b.sums[q]))) continue;
-            pairing_a = p, pairing_b = q;
+// Finds windows in which both quads can be added in i16.
+FQVIT_INLINE bool match(const Quad& a, const Quad& b, int& window_a, int& window_b) {
+    for (unsigned left = a.fits; left != 0; left &= left - 1) {
+        const int i = __builtin_ctz(left);
+        for (unsigned right = b.fits; right != 0; right &= right - 1) {
+            const int j = __builtin_ctz(right);
+            if (!within_limit(_mm256_adds_epu8(a.sums[i], b.sums[j]))) continue;
+            window_a = i, window_b = j;
             return true;
         }
     }
     return false;
 }
 
-// Splits a quad that meets the limit in no pairing: clips it to the limit of the last pairing and returns the rest as
+// Splits a quad that meets the limit in no window: clips it to the limit of the window in order and returns the rest as
 // another quad.
 FQVIT_AVX2 Quad split(Quad& quad) {
     Quad remainder = quad;
@@ -173,6 +208,7 @@ public:
         // An eighth more than the weights, for quads that are split.
         weights_.reserve(static_cast<std::size_t>((outputs + COLUMNS - 1) / COLUMNS * COLUMNS * quads * 4 * 9 / 8));
         panels_ = static_cast<std::size_t>((outputs + COLUMNS - 1) / COLUMNS);
+        start_.resize(panels_ * COLUMNS);
         // Pack the K-blocks in the order in which a product reads them.
         for (std::int64_t quad = 0; quad < quads; quad += K_BLOCK) {
             for (std::int64_t first = 0; first < outputs; first += COLUMNS) {
@@ -194,11 +230,13 @@ public:
                           std::int32_t* acc) const override {
         const KBlock& one = list_[static_cast<std::size_t>(k_block) * panels_ + static_cast<std::size_t>(panel)];
         MULTIPLY_QUADS[rows](one, block + std::int64_t{k_block} * K_BLOCK * QUAD, offsets_.data() + one.offsets,
-                             weights_.data() + one.weights, k_block > 0, rows, acc);
+                             weights_.data() + one.weights, k_block > 0 ? nullptr : start_.data() + panel * COLUMNS,
+                             rows, acc);
     }
 
     std::size_t bytes() const override {
-        return weights_.size() + offsets_.size() * sizeof(std::uint16_t) + list_.size() * sizeof(KBlock);
+        return weights_.size() + offsets_.size() * sizeof(std::uint16_t) + list_.size() * sizeof(KBlock) +
+               start_.size() * sizeof(std::int32_t);
     }
 
 private:
@@ -227,6 +265,7 @@ private:
         }
         std::sort(order_.begin(), order_.end());
         KBlock k_block{0, 0, offsets_.size(), weights_.size()};
+        panel_start_ = start_.data() + first;
         singles_.clear();
         for (std::size_t i = 0; i < order_.size(); ++i) {
             Quad& quad = at(i);
@@ -238,9 +277,7 @@ private:
             }
         }
         for (const Quad* quad : singles_) {
-            int pairing = 0;
-            while (!(quad->fits >> pairing & 1)) ++pairing;
-            emit(*quad, pairing);
+            emit(*quad, __builtin_ctz(quad->fits));
             ++k_block.singles;
         }
         list_.push_back(k_block);
@@ -250,34 +287,42 @@ private:
 
     // Looks for a partner of the i-th quad, smallest first: small quads match most others, so few candidates are tried.
     FQVIT_AVX2 bool emit_double(std::size_t i) {
-        int candidates = 0, pairing = 0, other_pairing = 0;
+        int candidates = 0, window = 0, other_window = 0;
         const Quad& quad = at(i);
         while (order_.size() > i + 1 && at(order_.size() - 1).used) order_.pop_back();
         for (std::size_t j = order_.size() - 1; j > i && candidates < MAX_CANDIDATES; --j) {
             Quad& other = at(j);
             if (other.used) continue;
             ++candidates;
-            if (!match(quad, other, pairing, other_pairing)) continue;
+            if (!match(quad, other, window, other_window)) continue;
             other.used = true;
-            emit(quad, pairing);
-            emit(other, other_pairing);
+            emit(quad, window);
+            emit(other, other_window);
             return true;
         }
         return false;
     }
 
-    FQVIT_AVX2 void emit(const Quad& quad, int pairing) {
-        offsets_.push_back(static_cast<std::uint16_t>(quad.number * QUAD + OFFSETS[pairing]));
-        weights_.resize(weights_.size() + sizeof(__m256i));
-        store(weights_.data() + weights_.size() - sizeof(__m256i), reordered(quad.w, pairing));
+    FQVIT_AVX2 void emit(const Quad& quad, int window) {
+        offsets_.push_back(static_cast<std::uint16_t>(quad.number * QUAD + WINDOWS[window].offset));
+        const __m256i weights = arranged(quad.w, window);
+        weights_.resize(weights_.size() + sizeof weights);
+        store(weights_.data() + weights_.size() - sizeof weights, weights);
+        // w * x = 255 * w - w * (255 - x): `weights` has -w where the window has 255 - x.
+        const __m256i complements = set_quads(WINDOWS[window].complements);
+        const __m256i products = _mm256_maddubs_epi16(complements, weights);
+        const __m256i sums = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
+        store(panel_start_, _mm256_sub_epi32(load(panel_start_), sums));
     }
 
     std::int64_t inputs_;
     std::size_t k_blocks_, panels_;
-    std::vector<KBlock> list_;  // [k_blocks_][panels_]
+    std::vector<KBlock> list_;         // [k_blocks_][panels_]
+    std::vector<std::int32_t> start_;  // [panels_][8]: 255 * the weights whose inputs are complemented
     std::vector<std::uint16_t> offsets_;
     AlignedVector<std::int8_t> weights_;
     // Used while packing.
+    std::int32_t* panel_start_ = nullptr;
     AlignedVector<Quad> quads_;
     std::vector<std::uint32_t> order_;
     std::vector<const Quad*> singles_;
@@ -298,7 +343,13 @@ public:
 
     FQVIT_AVX2 void pack_rows(const std::uint8_t* x, std::int64_t stride, int count, std::int64_t inputs,
                               std::uint8_t* block) const override {
-        const __m128i cells = _mm_setr_epi8(0, 2, 1, 3, 0, 1, 2, 3, 4, 6, 5, 7, 4, 5, 6, 7);
+        const __m128i first_quad = _mm_loadu_si128(reinterpret_cast<const __m128i*>(CELL_INPUTS));
+        const __m128i flips = _mm_loadu_si128(reinterpret_cast<const __m128i*>(CELL_COMPLEMENTS));
+        const auto store_cell = [&](__m128i codes, int quad, std::uint8_t* out) FQVIT_AVX2 {
+            const __m128i inputs_of_quad = _mm_add_epi8(first_quad, _mm_set1_epi8(static_cast<char>(4 * quad)));
+            const __m128i cell = _mm_xor_si128(_mm_shuffle_epi8(codes, inputs_of_quad), flips);
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + quad * QUAD), cell);
+        };
         // By K-block, so that the cells of all rows stay in the L1 cache.
         for (std::int64_t first = 0; first < inputs; first += K_BLOCK * 4) {
             const std::int64_t end = std::min<std::int64_t>(inputs, first + K_BLOCK * 4);
@@ -306,18 +357,17 @@ public:
                 const std::uint8_t* row = x + r * stride;
                 std::uint8_t* out = block + first / 4 * QUAD + r * CELL;
                 std::int64_t k = first;
-                for (; k + 8 <= end; k += 8, out += 2 * QUAD) {
-                    const __m128i both =
-                        _mm_shuffle_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + k)), cells);
-                    _mm_storel_epi64(reinterpret_cast<__m128i*>(out), both);
-                    store_upper(out + QUAD, both);
+                for (; k + 16 <= end; k += 16, out += 4 * QUAD) {
+                    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + k));
+                    store_cell(codes, 0, out);
+                    store_cell(codes, 1, out);
+                    store_cell(codes, 2, out);
+                    store_cell(codes, 3, out);
                 }
                 for (; k < end; k += 4, out += QUAD) {
-                    std::uint8_t quad[8] = {};
+                    std::uint8_t quad[16] = {};
                     std::memcpy(quad, row + k, static_cast<std::size_t>(std::min<std::int64_t>(4, end - k)));
-                    const __m128i cell =
-                        _mm_shuffle_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(quad)), cells);
-                    _mm_storel_epi64(reinterpret_cast<__m128i*>(out), cell);
+                    store_cell(_mm_loadu_si128(reinterpret_cast<const __m128i*>(quad)), 0, out);
                 }
             }
         }

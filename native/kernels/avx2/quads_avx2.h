@@ -12,9 +12,9 @@
 namespace fqvit::avx2 {
 
 constexpr int TILE_ROWS = 11, TILE_COLUMNS = 8;
-constexpr int CELL = 8;                 // bytes of one quad of one row
+constexpr int CELL = 16;                // bytes of one quad of one row
 constexpr int QUAD = TILE_ROWS * CELL;  // bytes of one quad of all rows
-constexpr int IN_ORDER = 4;             // offset in a cell at which the four inputs are in their original order
+constexpr int IN_ORDER = 1;             // offset in a cell at which the four inputs are in their original order
 constexpr int LIMIT = 128;              // limit of sums of weights per lane and sign: 255 * 128 < 2^15
 
 // One K-block of one panel: `doubles` pairs of offsets, then `singles` offsets.
@@ -24,10 +24,10 @@ struct KBlock {
     std::size_t offsets, weights;  // first entry in the arrays of offsets and weights
 };
 
-// Multiplies the quads of one K-block. accumulate: start from the values in `out` instead of 0. out: i32 [rows][8], in
-// an array of 11 rows
+// Multiplies the quads of one K-block and adds the products to `start`, i32 [8], in every row, or to the values in
+// `out` if start is null. out: i32 [rows][8], in an array of 11 rows
 using MicroKernel = void (*)(const KBlock&, const std::uint8_t* block, const std::uint16_t* offsets,
-                             const std::int8_t* weights, bool accumulate, int rows, std::int32_t* out);
+                             const std::int8_t* weights, const std::int32_t* start, int rows, std::int32_t* out);
 extern const MicroKernel MULTIPLY_QUADS[TILE_ROWS + 1];  // by number of rows
 
 // Returns the sums of the weights of every lane, as bytes: per 128-bit half, 8 sums of positive weights, then 8 of

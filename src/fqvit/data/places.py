@@ -48,7 +48,7 @@ def open_images(places: Sequence[Path], preprocess: Preprocess, workers: Workers
     other = next((place for place in places if place.is_dir() or _is_archive(place)), None)
     if other is not None:
         raise FqvitError(
-            f"{other}: one of {len(places)} inputs. Pass a single folder, tar or Parquet file, or only image files."
+            f"{other}: one of {len(places)} inputs, expected a single folder, tar or Parquet file, or only image files."
         )
     return ImageFolder(list(places), None, preprocess)
 

@@ -99,7 +99,7 @@ class Watchdog:
         self._wakeup.close()
 
     def fail(self, message: str) -> NoReturn:
-        """End all workers with this message, unless another worker has failed before."""
+        """End all workers with this message, or with that of another worker if it has already reported a failure."""
         self._end_once()
         if self.rank:
             message = f"worker {self.rank} on {socket.gethostname()}: {message}"

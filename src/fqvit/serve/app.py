@@ -54,7 +54,7 @@ BODY: dict[str, Any] = {
                     "properties": {
                         "input": {
                             "oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
-                            "description": "image files in base64, with or without data:image/png;base64,",
+                            "description": "image files in base64, with or without a prefix like `data:image/png;base64,`",
                         },
                         "model": {"type": "string", "description": "default: the first model that has this task"},
                     },
@@ -160,8 +160,8 @@ def _chosen(models: Mapping[str, Hosted], task: str, request: Input) -> Hosted:
     if name is None and fitting:
         return fitting[0]
     if name is None:
-        has = "; ".join(f"{hosted.name}: {', '.join(hosted.tasks) or 'nothing'}" for hosted in models.values())
-        raise Rejected(400, f"no model of this server can do this. It has {has}.")
+        served = ", ".join(f"{hosted.name} ({', '.join(hosted.tasks) or 'no task'})" for hosted in models.values())
+        raise Rejected(400, f"{task}: no model on this server has this task. It serves {served}.")
     for hosted in fitting:
         if hosted.name == name:
             return hosted
@@ -175,7 +175,7 @@ def _info(hosted: Hosted) -> ModelInfo:
 
 
 def _errors() -> dict[int | str, dict[str, Any]]:
-    said = {400: "Wrong request.", 401: "Wrong API key.", 413: "Too large.", 429: "Queue full.", 503: "Too busy."}
+    said = {400: "Bad request.", 401: "Missing or wrong API key.", 413: "Too large.", 429: "Queue full.", 503: "Too busy."}
     return {status: {"model": ErrorAnswer, "description": text} for status, text in said.items()}
 
 

@@ -21,7 +21,7 @@ let loading = 0; // number of the last load: the results of earlier loads are ig
 let isWorking = false;
 const entries: Entry[] = []; // newest first
 
-/** Show an error of this page. Anything but FqvitError is a bug, which is also reported to the console. */
+/** Show an error on the page. Anything but FqvitError is a bug, which is also reported to the console. */
 function report(error: unknown): void {
   if (!(error instanceof FqvitError)) console.error(error);
   showError(messageOf(error));

@@ -23,7 +23,7 @@ from fqvit.system.text import size
 KINDS = {"onnx": ("onnx", ".onnx"), "qdq": ("qdq", ".qdq.onnx"), "c": ("c", "_c"), "vectors": ("vectors", "_vectors")}
 # {option: its kinds}
 OPTIONS = {"target": ("qdq",), "attention": ("qdq",), "image": ("vectors",), "prefix": ("c",), "size": ("onnx", "c")}
-DETECTOR_KINDS = ("onnx", "vectors")  # each is a module of detect/export/ and writes a folder
+DETECTOR_KINDS = ("onnx", "c", "vectors")  # each is a module of detect/export/ and writes a folder
 
 
 def run(file: Path, to: str, out: Path | None, options: Mapping[str, object], as_json: bool) -> None:
@@ -40,6 +40,8 @@ def run(file: Path, to: str, out: Path | None, options: Mapping[str, object], as
         inputs.check_output(target, file)
     else:
         inputs.check_parent(target)
+    if is_detector and "prefix" in options:
+        raise FqvitError("--prefix: not available for detectors, whose networks have prefixes already. Leave it out.")
     if not is_detector and "size" in options:
         raise FqvitError("--size: only valid for detectors. A program has a fixed image size; leave it out.")
     try:

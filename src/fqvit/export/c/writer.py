@@ -8,6 +8,7 @@ are the same in every export), docs/reference/c.md.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -33,32 +34,45 @@ def export(program: Program, path: str | Path, prefix: str | None = None) -> Non
     naming = Prefix.of(prefix)
     check_free(Path(path), BUILT)
     program.check_pixels("export to C")
-    verified = program.verify()
-    emitter = CEmitter(program, verified, plan(program, verified), naming)
-    code = emitter.code()
+    program.verify()
     with replacing_folder(path, BUILT) as folder:
-        head = f"/* {comment(program.header.model)}, written by fqvit from {program.fingerprint()[:16]}. Do not edit. */\n"
-        _write(folder / "model.c", head + code)
-        _write(folder / "model.h", head + emitter.header())
-        guard = naming.apply("#ifndef FQVIT_WEIGHTS_H\n#define FQVIT_WEIGHTS_H\n\n#include <stdint.h>\n\n")
-        _write(folder / "weights.h", f"{head}{guard}{''.join(emitter.arrays.declarations())}\n#endif\n")
-        for i, part in enumerate(emitter.arrays.files()):
-            with (folder / f"weights{i}.c").open("w", encoding="utf-8", newline="\n") as file:
-                file.write(f'{head}#include "weights.h"\n')
-                file.writelines(part)
-        templates = files("fqvit.export.c") / "templates"
-        for name in TEMPLATES:
-            with as_file(templates / name) as template:
-                shutil.copyfile(template, folder / name)
-        _write(folder / "main.c", naming.apply((templates / "main.c").read_text(encoding="utf-8")))
-        _write(folder / "README.txt", naming.apply(readme(program, emitter)))
+        emitter = write_model(program, folder, naming)
+        copy_templates(folder, "fqvit.export.c", TEMPLATES)
+        main = files("fqvit.export.c") / "templates" / "main.c"
+        write_text(folder / "main.c", naming.apply(main.read_text(encoding="utf-8")))
+        write_text(folder / "README.txt", naming.apply(readme(program, emitter)))
         sizes = {"arena_bytes": emitter.plan.arena_bytes, "constant_bytes": emitter.arrays.bytes}
         names = {"model": program.header.model, "fingerprint": program.fingerprint()}
         write_manifest(folder, FORMAT, {**names, **sizes})
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")  # the same bytes on every system
+def write_model(program: Program, folder: Path, prefix: Prefix) -> CEmitter:
+    """Write model.c, model.h, weights.h and weights*.c of a program, which may be a network of a detector."""
+    verified = program.verify()
+    emitter = CEmitter(program, verified, plan(program, verified), prefix)
+    code = emitter.code()
+    head = f"/* {comment(program.header.model)}, written by fqvit from {program.fingerprint()[:16]}. Do not edit. */\n"
+    write_text(folder / "model.c", head + code)
+    write_text(folder / "model.h", head + emitter.header())
+    guard = prefix.apply("#ifndef FQVIT_WEIGHTS_H\n#define FQVIT_WEIGHTS_H\n\n#include <stdint.h>\n\n")
+    write_text(folder / "weights.h", f"{head}{guard}{''.join(emitter.arrays.declarations())}\n#endif\n")
+    for i, part in enumerate(emitter.arrays.files()):
+        with (folder / f"weights{i}.c").open("w", encoding="utf-8", newline="\n") as file:
+            file.write(f'{head}#include "weights.h"\n')
+            file.writelines(part)
+    return emitter
+
+
+def copy_templates(folder: Path, package: str, names: Sequence[str]) -> None:
+    """Copy files of a package's folder `templates`."""
+    for name in names:
+        with as_file(files(package) / "templates" / name) as template:
+            shutil.copyfile(template, folder / name)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file: the same bytes on every system."""
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def readme(program: Program, emitter: CEmitter) -> str:

@@ -1,8 +1,9 @@
 """Emit attention as QDQ nodes: scores, the three kinds of softmax, and attention times V.
 
-"uniform" quantizes exp(score - largest score of the row) to 8 bits and divides by the row sum after the product with V, like
-programs with 8-bit relative attention. "log2" reproduces the program's own attention codes: score codes are integers, so a
-table lookup gives the weight for every distance from the largest score. See also: writer.py.
+The codes of Softmax are uniform already. For LogSoftmax and RowCodes, there are two kinds of export. "uniform" quantizes
+exp(score - largest score of the row) to 8 bits and divides by the row sum after the product with V, like programs with 8-bit
+relative attention. "log2" reproduces the program's own attention codes: score codes are integers, so a table lookup gives the
+weight, before normalization, for every distance from the largest score. See also: writer.py.
 """
 
 from __future__ import annotations

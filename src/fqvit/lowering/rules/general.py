@@ -95,7 +95,7 @@ def lower_join(leaf: general.Join, low: Lowering) -> LoweredValue:
 
 
 def lower_narrow(leaf: general.Narrow, low: Lowering) -> LoweredValue:
-    """Requantize a value to the bits of this site: at most 8 for ops that read no wider codes, or the bits of an output."""
+    """Requantize a value to the bits of this site: at most 8 for ops that cannot read more, or as requested for an output."""
     (x,), q = low.inputs, low.codes()
     requantize(low, x, q, low.name)
     return LoweredValue(low.name, x.shape, q)

@@ -198,7 +198,8 @@ def _layout(tensors: dict[str, Tensor], label: str) -> Layout:
         return "original swin" if has(r"^layers\.0\.downsample\.") else "timm"
     if has(r"^roi_head\."):
         raise FqvitError(
-            f"{label}: weights of a detector, expected a classifier. Use `fqvit detect quantize --weights {label}`."
+            f"{label}: weights of a detector, expected a classifier. Use `fqvit detect quantize --weights {label}`,"
+            " or fqvit.quantize_detector in Python."
         )
     if has(r"^visual\.layer1\."):
         raise FqvitError(f"{label}: CLIP with a ResNet, expected a vision transformer. Use a ViT variant.")

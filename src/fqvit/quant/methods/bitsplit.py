@@ -3,7 +3,7 @@
 Each bit is a ternary matrix, chosen with the other bits fixed.
 
 W ~ Wq = a * 2^-(b-2) * q, q = sum_k 2^(b-2-k) * B_k over k = 0 .. b-2, B_k in {-1, 0, 1}, one scale a > 0 per output channel:
-  1. initialize: alternate between scale a and codes q to minimize ||W - Wq||; B_k are the binary digits of |q| times its sign;
+  1. initialize: alternate between scale a and codes q to minimize ||W - Wq||; B_k = sign(q) times binary digit k of |q|;
   2. minimize ||W - Wq||: alternate between the scale a and each bit in turn;
   3. minimize ||Y - X Wq^T|| in the same way, where X are the layer's inputs in the quantized network and Y its outputs in the
      float model, without the bias. Only X^T X, Y^T X and ||Y||^2 are needed.
