@@ -1,12 +1,15 @@
-// A thread pool that splits work into chunks. Threads fetch chunks from a shared counter, so a core that is busy with
-// other programs computes fewer of them. A job ends when its chunks are done: the caller does not wait for workers that
-// have not noticed the job. Between jobs, workers spin for a moment and then sleep.
+// A thread pool that splits work into chunks. Every other thread takes chunks from the start of the work, the others
+// from its end: a core that is busy with other programs computes fewer of them, and with two threads each one finds
+// most rows of an op in its own cache, where it wrote them in the op before. A job ends when its chunks are done: the
+// caller does not wait for workers that have not noticed the job. Between jobs, workers spin for a moment and then
+// sleep.
 #pragma once
 
 #if defined(__wasm__) && !defined(__wasm_atomics__)
 #include "core/thread_pool_wasm.h"
 #else
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -53,9 +56,9 @@ public:
     // The number of threads, including the caller's.
     int threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
-    // Calls task(thread, begin, end) for chunks of at most `chunk` items that together cover 0..items, on the caller's
-    // thread and the workers, and returns when all are done. Without workers, one call covers all items. Only one
-    // thread at a time may call run(); the task must not throw.
+    // Calls task(thread, begin, end) for chunks of `chunk` items (more if there would be over 65,535 chunks) that
+    // together cover 0..items, on the caller's thread and the workers, and returns when all are done. Without workers,
+    // one call covers all items. Only one thread at a time may call run(); the task must not throw.
     template <class Task>
     void run(std::int64_t items, std::int64_t chunk, const Task& task) {
         State& s = *state_;
@@ -66,6 +69,7 @@ public:
         const auto call = [](const void* t, int thread, std::int64_t begin, std::int64_t end) {
             (*static_cast<const Task*>(t))(thread, begin, end);
         };
+        chunk = std::max(chunk, (items + State::MAX_CHUNKS - 1) / State::MAX_CHUNKS);
         s.close_job();
         s.call.store(call, std::memory_order_release);
         s.task.store(&task, std::memory_order_release);
@@ -115,16 +119,18 @@ private:
         ThreadMutex mutex;
         Condition wake, done;
         std::atomic<bool> stopping{false};
-        // High half: the number of the job, modulo 2^32. Low half: the number of its next chunk, or CLOSED. Threads
-        // take a chunk by compare-and-swap after reading the fields below. If the swap succeeds, the fields that were
-        // read belong to the same job: the caller closes the ticket before it changes the fields, and a thread that
-        // reads a changed field sees the ticket closed.
+        // High half: the number of the job, modulo 2^32. Low half: CLOSED, or the numbers of chunks that were taken
+        // from the start (low 16 bits) and from the end (high 16 bits). Threads take a chunk by compare-and-swap after
+        // reading the fields below. If the swap succeeds, the fields that were read belong to the same job: the caller
+        // closes the ticket before it changes the fields, and a thread that reads a changed field sees the ticket
+        // closed.
         std::atomic<std::uint64_t> ticket{0};
         std::atomic<std::int64_t> items{0}, chunk{1}, done_items{0};
         std::atomic<const void*> task{nullptr};
         std::atomic<Call> call{nullptr};
 
         static constexpr std::uint64_t CLOSED = 0xffffffff;
+        static constexpr std::int64_t MAX_CHUNKS = 0xffff;  // of one job
 
         std::uint64_t job() const { return ticket.load(std::memory_order_acquire) >> 32; }
 
@@ -146,11 +152,16 @@ private:
                 const std::int64_t size = chunk.load(std::memory_order_acquire);
                 const void* own_task = task.load(std::memory_order_acquire);
                 const Call own_call = call.load(std::memory_order_acquire);
-                const std::int64_t begin = static_cast<std::int64_t>(now & CLOSED) * size;
-                if ((now & CLOSED) == CLOSED || begin >= count) return;
-                if (!ticket.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+                if ((now & CLOSED) == CLOSED) return;
+                const std::int64_t from_start = now & MAX_CHUNKS, from_end = now >> 16 & MAX_CHUNKS;
+                const std::int64_t chunks = (count + size - 1) / size;
+                if (from_start + from_end >= chunks) return;
+                const bool at_end = thread % 2 == 1;
+                const std::uint64_t next = now + (at_end ? MAX_CHUNKS + 1 : 1);
+                if (!ticket.compare_exchange_weak(now, next, std::memory_order_acq_rel, std::memory_order_acquire)) {
                     continue;
                 }
+                const std::int64_t begin = (at_end ? chunks - 1 - from_end : from_start) * size;
                 const std::int64_t end = begin + size < count ? begin + size : count;
                 own_call(own_task, thread, begin, end);
                 // The caller may return as soon as the last item is counted, so the job is not used after that.

@@ -17,7 +17,7 @@ from tests.factories import assert_same
 
 pytest.importorskip("torch")
 
-from fqvit.bench.detector_floats import FloatRun, float_detector
+from fqvit.bench.detector_floats import float_detector, float_run
 from fqvit.detect.model.load import random_release
 from fqvit.detect.model.rebuild import config_of_program
 
@@ -118,7 +118,7 @@ def test_a_profiled_run_gives_the_detections_of_a_plain_run() -> None:
 
 def test_random_float_detectors_run_their_mask_heads_on_as_many_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "asked.json").write_text(f'{{"program": "{Path("shapes.fqvit").resolve()}", "weights": null, "boxes": 7}}')
-    run = FloatRun(str(tmp_path / "asked.json"), np.zeros((96, 96, 3), np.uint8), 1)
+    run = float_run(str(tmp_path / "asked.json"), np.zeros((96, 96, 3), np.uint8), 1)
     seen: list[int] = []
     head = run.networks.module.mask_heads[0]
     head.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))

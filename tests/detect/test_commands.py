@@ -342,7 +342,6 @@ def test_classifiers_and_detectors_are_not_confused(tmp_path: Path) -> None:
         ("classify", "shapes.fqvit", "val/000001.jpg"),
         ("eval", "shapes.fqvit", "--data", "val"),
         ("eval", "shapes.fqvit", "--backend", "reference"),
-        ("report", "shapes.fqvit", "--data", "val"),
     ):
         assert_rejected(fqvit(*words), "shapes.fqvit", "holds a detector", "fqvit detect eval")
     assert_rejected(fqvit("detect", "predict", "none.fqvit", "val/000001.jpg"), "none.fqvit", "fqvit detect quantize")

@@ -302,3 +302,15 @@ def test_the_command_takes_the_recipes_and_the_limits_of_auto(home: Path, tmp_pa
     assert_rejected(fqvit(*words, *out, "--recipe", "w4", "--max-size", "1MB"), "--max-size 1MB", "--recipe auto")
     assert_rejected(fqvit(*words, *out, "--recipe", "auto", "--max-size", "small"), "--max-size small", "4.5MB")
     assert_rejected(fqvit(*words, *out, "--recipe", "embedding"), "embedding", "weighted")
+
+
+@pytest.mark.parametrize("name, recipe", [("mask r-cnn", "w4"), ("mask r-cnn", "w4a4"), ("cascade of 4conv1fc", "w4")])
+def test_compare_simulates_with_the_weights_of_the_program(name: str, recipe: str) -> None:
+    from fqvit.evaluate.compare_detector import DetectorComparer
+
+    comparer = DetectorComparer(program_of(name, recipe), detector_of(name))
+    comparer.add(sample_images()[3], "image")
+    for part, found in comparer.result().parts.items():
+        for row in found.sites:
+            assert row.integer_db is not None and row.simulated_db is not None
+            assert abs(row.integer_db - row.simulated_db) < 3, (part, row)

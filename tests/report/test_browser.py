@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fqvit.report.page import About, render
-from tests.report.conftest import Made
+from fqvit.report.frame import About
+from fqvit.report.page import render
+from tests.report.conftest import DetectorPage, Made
 from tests.report.test_embeddings import made as made_embeddings
 
 api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -230,4 +231,17 @@ def test_the_page_of_embeddings_fits_and_is_legible(browser, embeddings: Made, w
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert min(page.evaluate(CONTRAST.replace("'.path'", "'.path', '.worst li', '#output-table td'")).values()) >= 4.5
     assert page.locator("#embeddings svg[role=img]").count() == 3 and page.locator(".worst > li").count() == 12
+    page.context.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1100, "dark")])
+def test_the_page_of_a_detector_fits_and_is_legible(browser, detector: DetectorPage, width: int, scheme: str) -> None:  # type: ignore[no-untyped-def]
+    page, seen = opened(browser, detector, width=width, color_scheme=scheme)
+    page.evaluate("document.querySelectorAll('img').forEach(i => i.loading = 'eager')")
+    page.wait_for_function("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+    assert seen.messages == [] and page.evaluate("window.broken") is None
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert min(page.evaluate(CONTRAST.replace("'.path'", "'.path', '#detection-table td'")).values()) >= 4.5
+    sides = [box["x"] for box in (page.locator(".pair img").nth(i).bounding_box() for i in (0, 1))]
+    assert (sides[0] == sides[1]) == (width == 360), "float above integer on a phone, side by side on a screen"
     page.context.close()

@@ -17,8 +17,9 @@ from fqvit.data.images import Batch
 from fqvit.models import embedded
 from fqvit.quant.recipe import with_bits
 from fqvit.report.embeddings import SHOWN
+from fqvit.report.frame import About
 from fqvit.report.gather import BATCH, Report, gather
-from fqvit.report.page import About, embedding_pictures, pictures_of, render
+from fqvit.report.page import embedding_pictures, pictures_of, render
 from fqvit.system.progress import track
 from tests.cli.command_line import fqvit as run
 from tests.report.test_page import Reader

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fqvit.bench.detector_runs import NETWORKS
 from fqvit.bench.eager import quicken
 from fqvit.detect.float.networks import FloatNetworks
 from fqvit.detect.float.pipeline import detect
@@ -37,29 +39,37 @@ def float_detector(program: DetectorProgram, weights: str | None) -> FloatDetect
     return load_for_program(program, weights)
 
 
-class FloatRun:
-    """A float detector and one image. parts: wall seconds of each network in the latest run
+def float_run(file: str, pixels: NDArray[Any], threads: int) -> FloatRun:
+    """Load what a worker runs.
 
     file: JSON with the program's path `program`, the checkpoint `weights` or null, and `boxes`, the number of detections of the
     program. With random weights, the mask heads run on as many boxes.
     """
+    asked = json.loads(Path(file).read_text(encoding="utf-8"))
+    keep_freed_memory()  # as in worker.py
+    torch.set_num_threads(threads)
+    detector = float_detector(DetectorProgram.load(asked["program"]), asked["weights"])
+    if asked["weights"] is not None:
+        return FloatRun(detector, pixels)
+    settings = msgspec.structs.replace(detector.settings, detections=max(asked["boxes"], 1))
+    return FloatRun(replace(detector, settings=settings), pixels, asked["boxes"])
 
-    def __init__(self, file: str, pixels: NDArray[Any], threads: int) -> None:
-        asked = json.loads(Path(file).read_text(encoding="utf-8"))
-        keep_freed_memory()  # as in worker.py
-        torch.set_num_threads(threads)
-        detector = float_detector(DetectorProgram.load(asked["program"]), asked["weights"])
-        self.boxes: int = 0 if asked["weights"] is not None else asked["boxes"]
-        self.settings = detector.settings
-        if asked["weights"] is None:
-            self.settings = msgspec.structs.replace(detector.settings, detections=max(self.boxes, 1))
+
+class FloatRun:
+    """A float detector and one image. parts: wall seconds of each network in the latest run
+
+    boxes: the mask heads run on at least this many boxes
+    """
+
+    def __init__(self, detector: FloatDetector, pixels: NDArray[Any], boxes: int = 0) -> None:
+        self.settings, self.boxes = detector.settings, boxes
         self.image = Input(pixels, pixels.shape[0], pixels.shape[1])
         self.parts: dict[str, float] = {}
         self.networks = TimedNetworks(detector, self.image, self._add)
 
     def __call__(self) -> NDArray[Any]:
         """Return the scores of the detections, [1, n]."""
-        self.parts = dict.fromkeys(("backbone", "FPN", "RPN", "box heads", "mask heads"), 0.0)
+        self.parts = dict.fromkeys(NETWORKS, 0.0)
         found = detect(self.networks, self.image, self.settings)
         missing = self.boxes - len(found.detections.labels)
         if missing > 0:

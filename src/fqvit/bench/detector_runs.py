@@ -6,13 +6,16 @@ Imports no torch. See also: detector_floats.py (the float detector), detector.py
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fqvit.detect.fixed.detector import IntegerDetector
 from fqvit.detect.images import Input
 from fqvit.runtime.native import OpTime
+
+if TYPE_CHECKING:
+    from fqvit.detect.program import DetectorProgram
 
 NETWORKS = ("backbone", "FPN", "RPN", "box heads", "mask heads")
 BETWEEN = ("input", "proposals", "RoIAlign", "detections")
@@ -23,8 +26,9 @@ STEPS = {"resize": "input", "proposals": "proposals", "roi_align": "RoIAlign", "
 class IntegerRun:
     """A detector and one image. parts: wall seconds of each part in the latest run"""
 
-    def __init__(self, file: str, pixels: np.ndarray[Any, Any], threads: int) -> None:
-        self.detector = IntegerDetector(file, threads)
+    def __init__(self, program: DetectorProgram | str, pixels: np.ndarray[Any, Any], threads: int) -> None:
+        """program: a program in memory, or its path"""
+        self.detector = IntegerDetector(program, threads)
         self.image = Input(pixels, pixels.shape[0], pixels.shape[1])
         self.steps: list[OpTime] = []
 

@@ -91,9 +91,9 @@ def fqvit_detector(file: str, x: Batch, threads: int) -> Runner:
 
 
 def torch_detector(file: str, x: Batch, threads: int) -> Runner:
-    from fqvit.bench.detector_floats import FloatRun
+    from fqvit.bench.detector_floats import float_run
 
-    return FloatRun(file, x, threads)
+    return float_run(file, x, threads)
 
 
 KINDS: dict[str, Callable[[str, Batch, int], Runner]] = {

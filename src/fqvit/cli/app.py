@@ -294,7 +294,9 @@ def report(
         typer.Option(metavar="DIR|TAR|PARQUET", help="Images, with or without labels: a folder, tar or Parquet files."),
     ] = None,
     classes: Classes = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="Use at most N images, evenly spaced. Default: 1000.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Use at most N images, evenly spaced. Default: 1000; detectors: 50.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="OUT.html", help="Output file. Default: named after FILE, in the current folder."),
@@ -307,7 +309,7 @@ def report(
     settings: Settings,
     as_json: Json = False,
 ) -> None:
-    """Write an HTML report about a program, with figures."""
+    """Write an HTML report about a program or a detector, with figures."""
     from fqvit.cli.commands import report as report_command
 
     report_command.run(file, weights, data, classes, limit, out, pictures, table, settings.given(), as_json)

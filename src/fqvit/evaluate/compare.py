@@ -27,8 +27,9 @@ from fqvit.ir.ops import Add
 from fqvit.ir.ops import Linear as LinearOp
 from fqvit.ir.program import Header, Output, Program, Site
 from fqvit.models.graph import Features, Node
-from fqvit.models.layers import Linear, Patches
+from fqvit.models.layers import Patches
 from fqvit.models.load import FloatModel, class_count
+from fqvit.models.maps import Conv2d, Deconv
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.centering import KEY, key_layers
@@ -36,7 +37,7 @@ from fqvit.quant.fit import site_shapes
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import Simulation
-from fqvit.quant.weights import QuantizedLinear, pixel_zero
+from fqvit.quant.weights import LinearLeaf, QuantizedLinear, pixel_zero, weight_rows
 from fqvit.runtime.limits import MOST_BYTES
 from fqvit.runtime.reference import Integers, Reference
 
@@ -120,7 +121,7 @@ class Comparer:
         # The same bits as with numpy, but torch may use several threads.
         self.reference = Reference(program, "torch", most_bytes=most_bytes)
         self.simulation = Simulation(self.model, calibration)
-        if calibration.recipe.keys != "plain":
+        if calibration.recipe.keys != "plain" and key_layers(self.graph):
             calibration = dataclasses.replace(calibration, centers=self._key_centers())
             self.graph, self.simulation = calibration.graph(self.model), Simulation(self.model, calibration)
         if calibration.recipe.rounding in ("compensated", "weighted", "reconstructed"):
@@ -140,26 +141,37 @@ class Comparer:
 
     def _use_weights_of_program(self) -> None:
         """Simulate with the weights of the program: compensated weights cannot be recomputed without calibration images."""
-        constants = self.program.unpacked().constants
+        program = self.program.unpacked()
+        ops = {op.y: op for op in program.ops if isinstance(op, LinearOp)}
         for node in self.graph.nodes:
-            if not isinstance(node.leaf, Linear | Patches) or (zeros := self._input_zeros(node)) is None:
+            if not isinstance(node.leaf, LinearLeaf | Patches) or (zeros := self._input_zeros(node)) is None:
                 continue
-            w, bias = (constants.get(f"{node.name}.{part}", np.zeros(0, np.int8)).astype(np.int64) for part in ("w", "bias"))
-            outputs, inputs = node.leaf.weight.flatten(1).shape
+            outputs, inputs = len(_rows(node)), len(zeros)
+            name = self._op_name(node)
+            w, bias = (
+                (program.constants[ops[name].part(part)] if name in ops else np.zeros(0)).astype(np.int64)
+                for part in ("w", "bias")
+            )
             if w.shape != (outputs, inputs) or bias.shape != (outputs,):
                 said = f"{node.name}: the program has no {outputs} x {inputs} linear layer of this name"
                 raise FqvitError(f"{said}. Quantize again with these weights.")
-            scale = self._scale_of(node.name, outputs)
+            scale = self._scale_of(name, outputs)
             self.simulation.use(node, QuantizedLinear(w.astype(np.int8), scale, bias + w @ zeros))
+
+    def _op_name(self, node: Node) -> str:
+        """Return the buffer that the linear op of a layer writes: the output of its ReLU if that is fused into the op."""
+        name = self.simulation.relus.get(node.name, node.name)
+        return f"{name}.four" if isinstance(node.leaf, Deconv) else name
 
     def _input_zeros(self, node: Node) -> NDArray[np.int64] | None:
         """Return the zero points [K] of a layer's inputs, or None if the simulation already uses the program's weights."""
-        assert isinstance(node.leaf, Linear | Patches)
-        inputs = node.leaf.weight.flatten(1).shape[1]
+        inputs = _rows(node).shape[1]
         if isinstance(node.leaf, Patches):
             weighted = self.simulation.calibration.recipe.rounding == "weighted"
             return np.full(inputs, pixel_zero(self.program.header.preprocess)) if weighted else None
         q = self.simulation.input_q(node)
+        if q is not None and isinstance(node.leaf, Conv2d):
+            q = q.tiled(9)
         return None if q is None else q.channel_zeros(inputs)
 
     @torch.no_grad()
@@ -191,7 +203,7 @@ class Comparer:
                 name = op.y
             if isinstance(op, LinearOp) and op.y == name and op.out != "acc":
                 own = self.accumulators.get(name, self.program.header.output)
-                scale = own.scale if op.out == "i32" else sites[name].channel_scales(outputs)
+                scale = own.scale if op.out == "i32" else self._site_of(name).channel_scales(outputs)
                 shift = constants[op.part("shift")].astype(np.float64)
                 return np.ones(outputs) * scale * constants[op.part("mult")] * np.exp2(-shift)
             if isinstance(op, Add):
@@ -200,6 +212,11 @@ class Comparer:
                         mult = term.mult if isinstance(term.mult, int) else constants[term.mult]
                         return np.full(outputs, float(sites[op.y].scale[0])) * mult / 2.0**op.shift
         raise FqvitError(f"{name}: the program does not use this layer. Quantize again with these weights.")
+
+    def _site_of(self, name: str) -> QParams:
+        """Return the parameters of what a linear op writes. A transposed convolution writes four pixels per position."""
+        sites = self.simulation.sites
+        return sites[name] if name in sites else sites[name.removesuffix(".four")].tiled(4)
 
     def _check(self, model: FloatModel) -> None:
         """Raise FqvitError if the images, sites or shapes of the float model are not those of the program."""
@@ -309,6 +326,13 @@ def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.ui
     for images in batches:
         comparer.add(images)
     return comparer.result()
+
+
+def _rows(node: Node) -> NDArray[np.float64]:
+    """Return the weights [O, K] of a layer as those of a linear op."""
+    leaf = node.leaf
+    assert isinstance(leaf, LinearLeaf | Patches)
+    return leaf.weight.detach().flatten(1).double().numpy() if isinstance(leaf, Patches) else weight_rows(leaf)[0]
 
 
 def accumulators_of(program: Program) -> dict[str, Output]:

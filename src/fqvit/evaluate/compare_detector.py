@@ -89,7 +89,7 @@ class PartComparer(Comparer):
     def add_rois(self, exact: Floats32, codes: NDArray[np.uint8], simulated: Floats32) -> Outputs:
         """Add the features of boxes [n, side, side, C] to a head. They count as a site."""
         power, q, x = self.power[IMAGES], self.qparams[IMAGES], torch.from_numpy(exact)
-        rounded = q.decode(q.encode(torch.from_numpy(simulated)))
+        rounded = self.simulation.encode_input(torch.from_numpy(simulated))
         power.signal += energy(x)
         power.alone += energy(x - q.decode(q.encode(x)))
         power.integer += energy(x - q.decode(torch.from_numpy(codes).float()))
@@ -127,24 +127,32 @@ class DetectorComparer:
         self.pyramids: SizeCache[PartComparer] = SizeCache(KEPT_SIZES)
         self.pyramid_power: dict[str, Power] | None = None
         self.pyramid: PartComparer | None = None  # the latest one; its sums include all sizes
+        self.images = 0  # whose sites were compared
         self.matches: list[Match] = []
 
     def add(self, image: Image.Image, name: str) -> ComparedImage:
-        """Run both detectors and compare all sites. The image is prepared once, as the program's file says."""
-        given, s = self.program.prepare(image), self.settings
-        floats = detect(self.networks, given, s)
-        integers = self.ready.detect(given)
-        found = [named(coco_results(one, len(self.matches) + 1, s), name, s) for one in (floats, integers)]
-        matched = match(*found)
-        self.matches.append(matched)
+        """Compare the detections and all sites of an image."""
+        found = self.add_detections(image, name)
+        given = self.program.prepare(image)
         height, width = given.size
-        scale = np.tile([width / given.width, height / given.height], 2)
-        self._add_sites(given, floats.detections.boxes * scale)
-        return ComparedImage(name, found[0], found[1], matched)
+        boxes = np.array([result["bbox"] for result in found.floats]).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        self._add_sites(given, boxes * np.tile([width / given.width, height / given.height], 2))
+        return found
+
+    def add_detections(self, image: Image.Image, name: str) -> ComparedImage:
+        """Compare the detections of an image only. It is prepared for both detectors as the program's file says."""
+        given, s = self.program.prepare(image), self.settings
+        number = len(self.matches) + 1
+        both = (detect(self.networks, given, s), self.ready.detect(given))
+        floats, integers = (named(coco_results(found, number, s), name, s) for found in both)
+        self.matches.append(match(floats, integers))
+        return ComparedImage(name, floats, integers, self.matches[-1])
 
     def _add_sites(self, given: Input, detected: Floats) -> None:
         """detected: the float detector's boxes in pixels of the network's input, for the mask heads"""
         pixels = pad_with(given.pixels, self.program.between.padding)
+        self.images += 1
         self.pyramid = self.pyramids.get((pixels.shape[0], pixels.shape[1]), self._make_pyramid)
         out = self.pyramid.add_pixels(pixels)
         exact, simulated = (split_outputs(outputs) for outputs in (out.exact, out.simulated))
@@ -185,7 +193,7 @@ class DetectorComparer:
     def result(self) -> DetectorComparison:
         if self.pyramid is None:
             raise FqvitError("compare: no images were read. Pass a folder with at least one readable image.")
-        self.pyramid.images = len(self.matches)
+        self.pyramid.images = self.images
         comparers = {"pyramid": self.pyramid}
         for kind, parts in (("boxes", self.boxes), ("masks", self.masks)):
             comparers |= {f"{kind}.{stage}": part for stage, part in enumerate(parts)}

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -152,6 +153,41 @@ def inspect(program: Program, path: Path) -> Inspection:
 def inspect_part(program: Program) -> Inspection:
     """Summarize one program of a detector, which is not stored in a separate file."""
     return _inspect(program, len(encode_header(program.header)))
+
+
+def part_name(part: str, name: str) -> str:
+    """Return the name of a site or buffer among those of all programs of a detector."""
+    return name if part == "pyramid" else f"{part}/{name}"
+
+
+def merged(parts: Mapping[str, Inspection], file_bytes: int) -> Inspection:
+    """Combine the summaries of all programs of a detector, by the names of the programs. file_bytes: size of the file"""
+    sizes: Counter[str] = Counter()
+    bits: Counter[int] = Counter()
+    for found in parts.values():
+        sizes.update(found.bytes)
+        bits.update(found.weights_by_bits)
+    sizes[PROGRAM] = 0
+    sizes[PROGRAM] = file_bytes - sizes.total()
+
+    def rename(kind: str, field: str) -> list[Any]:
+        return [
+            msgspec.structs.replace(row, **{field: part_name(part, getattr(row, field))})
+            for part, found in parts.items()
+            for row in getattr(found, kind)
+        ]
+
+    return Inspection(
+        ops=rename("ops", "y"),
+        sites=rename("sites", "site"),
+        proofs=rename("proofs", "buffer"),
+        bytes=dict(sizes.most_common()),
+        floats=sum(found.floats for found in parts.values()),
+        weights_by_bits=dict(sorted(bits.items())),
+        groups=tuple(sorted({group for found in parts.values() for group in found.groups})),
+        linear=sum(found.linear for found in parts.values()),
+        packed=sum(found.packed for found in parts.values()),
+    )
 
 
 def _inspect(program: Program, text: int) -> Inspection:

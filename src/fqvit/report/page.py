@@ -1,61 +1,25 @@
 """Render a Report as one self-contained HTML page that loads nothing from the network.
 
-This module writes captions and numbers, template.html arranges them; jinja2 escapes all text that comes from files.
-See also: gather.py, plots.py, maps.py.
+This module writes captions and numbers, template.html arranges them. See also: frame.py (what all pages share), gather.py,
+plots.py, maps.py.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import math
-import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fqvit.errors import FqvitError
 from fqvit.evaluate.compare import SiteNoise
-from fqvit.evaluate.inspect import SiteRow, bits_of
-from fqvit.report import MISSING, embedding_plots, maps, plots
+from fqvit.evaluate.inspect import bits_of
+from fqvit.report import embedding_plots, maps, plots
 from fqvit.report.data import entropy, used
 from fqvit.report.embeddings import Neighbour
+from fqvit.report.frame import About, Card, Picture, Subject, cards_of, in_order, render_page, safe
 from fqvit.report.gather import Report
 from fqvit.report.pareto import NOTHING, Comparison, Measured, size_accuracy
 from fqvit.report.predictions import Disagreement, Guess
-from fqvit.report.svg import asset
-from fqvit.system.text import size
 
 THUMBNAIL = 160
-
-
-@dataclass(frozen=True)
-class About:
-    """How the report was made.
-
-    where: the folder or source of the images; names: the class names; warnings: shown on the page; skipped: the number of
-    images that could not be read; measured: other programs of this model, for the figure of accuracy against size
-    """
-
-    command: str
-    file: str
-    where: str
-    date: str
-    names: Sequence[str]
-    warnings: Sequence[str] = ()
-    skipped: int = 0
-    measured: Comparison = NOTHING
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure of the page. key: its file name and its anchor."""
-
-    key: str
-    title: str
-    caption: str
-    svg: str
 
 
 def pictures(report: Report, measured: Comparison = NOTHING) -> list[Picture]:
@@ -123,7 +87,7 @@ def _size_pictures(report: Report, measured: Comparison) -> list[Picture]:
 
 def _layers(report: Report) -> list[SiteNoise]:
     """Return the compared sites of the residual stream, in network order; empty if there are fewer than two."""
-    found = [row for row in _in_order(report) if row.role == "residual" and row.cosine is not None]
+    found = [row for row in in_order(report.sites, report.inspection) if row.role == "residual" and row.cosine is not None]
     return found if len(found) > 1 else []
 
 
@@ -178,7 +142,7 @@ def _attention_pictures(report: Report) -> list[Picture]:
 def pictures_of(report: Report, names: Sequence[str], measured: Comparison = NOTHING) -> list[tuple[str, str]]:
     """Draw every figure of the page as (name, SVG), to be written to files."""
     found = [(one.key, one.svg) for one in (*embedding_pictures(report), *pictures(report, measured))]
-    found.append(("site-errors", plots.site_errors(_in_order(report))))
+    found.append(("site-errors", plots.site_errors(in_order(report.sites, report.inspection))))
     rows = report.predictions.by_class() if report.predictions is not None else []
     if any(row.change for row in rows):
         found.append(("class-changes", plots.class_changes([(row, _name(row.label, names)) for row in rows])))
@@ -187,93 +151,58 @@ def pictures_of(report: Report, names: Sequence[str], measured: Comparison = NOT
 
 def render(report: Report, about: About) -> str:
     """Return the page as HTML text. Raises FqvitError if jinja2 is not installed."""
-    try:
-        import jinja2
-    except ImportError:
-        raise FqvitError(MISSING) from None
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    style, script = asset("chart.css") + asset("page.css"), asset("page.js")
-    style += asset("embeddings.css") if report.embeddings is not None else ""
-    context = _context(report, about)
-    return environment.from_string(asset("template.html")).render(
-        **context, style=_safe(style), script=_safe(script), policy=_policy(style, script)
+    styles = ("embeddings.css",) if report.embeddings is not None else ()
+    return render_page("template.html", subject_of(report), about, _context(report, about), styles)
+
+
+def subject_of(report: Report) -> Subject:
+    """Return what every page says about its program."""
+    header, speed = report.program.header, report.speed
+    p = header.preprocess
+    return Subject(
+        model=header.model,
+        source=header.source,
+        version=header.version,
+        fingerprint=report.fingerprint,
+        recipe=header.recipe,
+        calibration_images=header.images,
+        input=f"uint8 {p.height} × {p.width} × {p.channels}, from {p.steps}",
+        images=report.images,
+        inspection=report.inspection,
+        sites=report.sites,
+        parameters=report.parameters,
+        integer_ms=speed.integer_ms,
+        float_ms=speed.float_ms,
+        isa=speed.isa,
+        rounds=speed.rounds,
     )
-
-
-def _safe(text: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(text)  # only for files of this package and for figures, whose text was escaped when they were drawn
-
-
-def _policy(style: str, script: str) -> str:
-    """Return a Content-Security-Policy that allows the style and the script of this page and nothing else."""
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (style, script)]
-    rules = (
-        "default-src 'none'",
-        "img-src data:",
-        f"style-src 'sha256-{hashes[0]}'",
-        f"script-src 'sha256-{hashes[1]}'",
-        "base-uri 'none'",
-        "form-action 'none'",
-    )
-    return "; ".join(rules)
 
 
 def _context(report: Report, about: About) -> dict[str, Any]:
-    header, found = report.program.header, report.inspection
     rows = report.predictions.by_class() if report.predictions is not None else []
     changed = [row for row in rows if row.change]
     named = [(row, _name(row.label, about.names)) for row in rows]
     drawn = pictures(report, about.measured)
-    noises = _in_order(report)
     return {
         "report": report,
-        "about": about,
-        "header": header,
-        "found": found,
         "accuracy": None if report.predictions is None else report.predictions.accuracy(),
         "cards": _cards(report),
-        "embedding_pictures": [(one, _safe(one.svg)) for one in embedding_pictures(report)],
+        "cosine": report.embeddings is not None,
+        "embedding_pictures": [(one, safe(one.svg)) for one in embedding_pictures(report)],
         "worst_images": _worst_images(report, about),
-        "pictures": [(one, _safe(one.svg)) for one in drawn],
-        "noise_picture": _safe(plots.site_errors(noises)),
-        "compared": report.sites.images,
-        "sites": _sites(report),
-        "worst": min((row for row in noises if row.integer_db is not None), key=lambda row: row.integer_db or 0, default=None),
+        "pictures": [(one, safe(one.svg)) for one in drawn],
         "classes": len(rows),
         "changed": len(changed),
-        "class_picture": _safe(plots.class_changes(named)),
+        "class_picture": safe(plots.class_changes(named)),
         "class_rows": [(name, row) for row, name in sorted(named, key=lambda one: (one[0].change, one[1])) if row.change],
         "disagreements": [_disagreement(one, about) for one in report.predictions.disagreements] if report.predictions else [],
         "differing": 0 if report.predictions is None else report.predictions.images - report.predictions.agree,
-        "recipe": [(key, _plain(value)) for key, value in header.recipe.items()],
-        "bytes": [(kind, count, 100 * count / max(found.total, 1)) for kind, count in found.bytes.items()],
-        "proofs": found.tightest(),
-        "versions": _versions(),
-        "machine": _machine(report),
-        "size": size,
         "points": _signed,
     }
 
 
-def _in_order(report: Report) -> list[SiteNoise]:
-    """Return the compared sites in network order, the output last."""
-    order = {row.site: i for i, row in enumerate(report.inspection.sites)}
-    return sorted(report.sites.sites, key=lambda row: order.get(row.site, len(order)))
-
-
-@dataclass(frozen=True)
-class Card:
-    """One number of the summary: its name, its value (`figure`) and a line that explains it (`more`)."""
-
-    name: str
-    figure: str
-    more: str
-
-
 def _cards(report: Report) -> list[Card]:
-    found, speed, predictions = report.inspection, report.speed, report.predictions
+    predictions = report.predictions
     cards = []
     accuracy = None if predictions is None else predictions.accuracy()
     if accuracy is not None:
@@ -288,17 +217,7 @@ def _cards(report: Report) -> list[Card]:
         same = f"same class as the float model; {differing} of {predictions.images:,} differ"
         cards.append(Card("agreement", f"{predictions.agreement:.1f} %", same))
     cards += _embedding_cards(report)
-    recipe = report.program.header.recipe
-    bits = bits_of(recipe)
-    cards.append(Card("bits", bits, "weights / activations / attention"))
-    floats = 4 * report.parameters
-    cards.append(Card("file", size(found.total), f"{floats / found.total:.1f} times smaller than float32 ({size(floats)})"))
-    times = f"{speed.integer_ms:.3g} ms per image, PyTorch {speed.float_ms:.3g} ms"
-    cards.append(Card("speed (rough)", f"{speed.ratio:.1f}×", f"{times}; one thread, {speed.isa}"))
-    cards.append(Card("float operations", str(found.floats), f"in {len(found.ops)} ops, from pixels to the output"))
-    headroom = f"all hold; the tightest has {_tightest(report)} bits of headroom"
-    cards.append(Card("overflow proofs", f"{len(found.proofs):,}", headroom))
-    return cards
+    return [*cards, *cards_of(subject_of(report))]
 
 
 def _embedding_cards(report: Report) -> list[Card]:
@@ -344,15 +263,6 @@ def _short(path: str, about: About) -> str:
     return path.removeprefix(about.where).lstrip("/\\") or path
 
 
-def _tightest(report: Report) -> str:
-    return f"{min((proof.headroom for proof in report.inspection.proofs), default=math.inf):.1f}"
-
-
-def _sites(report: Report) -> list[tuple[int, SiteRow, Any]]:
-    noises = {row.site: row for row in report.sites.sites}
-    return [(i, row, noises.get(row.site)) for i, row in enumerate(report.inspection.sites, 1)]
-
-
 def _disagreement(one: Disagreement, about: About) -> dict[str, Any]:
     def lines(guesses: Sequence[Guess]) -> list[tuple[str, float, bool]]:
         return [(_name(guess.label, about.names), 100 * guess.share, guess.label == one.label) for guess in guesses]
@@ -372,29 +282,3 @@ def _name(label: int, names: Sequence[str]) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+.1f}".replace("-", "−")
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, dict):
-        rules = (f"{key}: {_plain(rule)}" if isinstance(rule, dict) else f"{key} {_plain(rule)}" for key, rule in value.items())
-        return "; ".join(rules) or "none"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_plain, value)) or "none"
-    return {True: "yes", False: "no", None: "none"}[value] if value is None or isinstance(value, bool) else str(value)
-
-
-def _versions() -> list[tuple[str, str]]:
-    found = [("Python", platform.python_version())]
-    for name in ("fqvit", "torch", "numpy", "pillow"):
-        try:
-            found.append((name, version(name)))
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _machine(report: Report) -> str:
-    from fqvit.bench.report import machine
-
-    about = machine()
-    return f"{about['cpu']}, {platform.system()} {platform.machine()}, kernels {report.speed.isa}"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 WIDTH = 760
 LEFT, RIGHT = 52, 748
+LABEL = 56  # least distance of two labels in one line
 
 
 def channel_ranges(found: ChannelRanges) -> str:
@@ -229,9 +230,13 @@ def site_errors(sites: Sequence[SiteNoise]) -> str:
         canvas.circle("dot-warm", (x(i), y(worst)), 4, f"{sites[i].site}: integer {worst:.1f} dB")
         under = 14 if y(worst) < 250 else -9  # keep clear of the block names below
         canvas.text("loss", (x(i) + (-9 if side == "end" else 9), y(worst) + under), f"{sites[i].site} {worst:.1f} dB", side)
+    before, lower = float(-LABEL), False
     for start, name in block_starts(sites):
+        at = x(start - 0.4)
+        lower = at - before < LABEL and not lower  # the networks of a detector have few sites: use two lines of labels
+        before = at
         canvas.line("grid", (x(start - 0.5), 266), (x(start - 0.5), 274))
-        canvas.text("tick", (x(start - 0.4), 287), name)
+        canvas.text("tick", (min(at, RIGHT - LABEL / 2), 301 if lower else 287), name)
     canvas.circle("dot", (LEFT + 4, 316), 3.4)
     canvas.text("word", (LEFT + 14, 320), "integer program, errors of earlier sites included")
     canvas.circle("ring", (LEFT + 344, 316), 3)
@@ -244,13 +249,19 @@ def site_errors(sites: Sequence[SiteNoise]) -> str:
     return canvas.finish("Signal-to-noise ratio of each site", said)
 
 
+# First word of a site of a detector outside of its backbone -> label
+NETWORKS = {"neck": "FPN", "rpn_head": "RPN", "boxes": "boxes", "masks": "masks"}
+
+
 def block_starts(sites: Sequence[SiteNoise]) -> list[tuple[int, str]]:
     """Return (index of the first site, name) of at most 12 evenly spaced blocks."""
     starts: list[tuple[int, str]] = []
     before = ""
     for i, row in enumerate(sites):
-        parts = row.site.split(".")
+        parts = row.site.removeprefix("backbone.").split(".")
         block = ".".join(parts[: 4 if parts[0] == "layers" else 2]) if "blocks" in parts else ""
+        if parts[0] in NETWORKS:
+            block = NETWORKS[parts[0]]
         if block and block != before:
             starts.append((i, shorter(block)))
         before = block or before

@@ -56,17 +56,22 @@ def quick_look(program: Program, model: FloatModel, image: NDArray[np.uint8]) ->
     module = quicken(copy.deepcopy(model.original or model.module).eval())  # quicken modifies its argument
     pixels = image[None]
     floats = normalise(pixels, program.header.preprocess)
-    clock = time.perf_counter if COARSE else time.process_time  # CPU time depends least on other processes
     with one_thread(), torch.inference_mode():
-        runs: tuple[Callable[[], object], ...] = (lambda: engine.run(pixels), lambda: module(floats))
-        times: list[list[float]] = [[], []]
-        for run in runs:  # warm up: the first run allocates memory
-            run()
-        end = time.perf_counter() + SECONDS
-        while len(times[1]) < ROUNDS and (not times[1] or time.perf_counter() < end):
-            for run, own in zip(runs, times):
-                start = clock()
-                run()
-                own.append(1000 * (clock() - start))
+        times = alternate(lambda: engine.run(pixels), lambda: module(floats))
     integer_ms, float_ms = (statistics.median(own) for own in times)
     return Speed(integer_ms, float_ms, engine.isa, len(times[0]))
+
+
+def alternate(*runs: Callable[[], object]) -> list[list[float]]:
+    """Run the functions in turn and return their times in milliseconds, one list per function."""
+    clock = time.perf_counter if COARSE else time.process_time  # CPU time depends least on other processes
+    times: list[list[float]] = [[] for _ in runs]
+    for run in runs:  # warm up: the first run allocates memory
+        run()
+    end = time.perf_counter() + SECONDS
+    while len(times[-1]) < ROUNDS and (not times[-1] or time.perf_counter() < end):
+        for run, own in zip(runs, times):
+            start = clock()
+            run()
+            own.append(1000 * (clock() - start))
+    return times

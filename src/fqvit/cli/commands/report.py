@@ -6,14 +6,18 @@ import datetime
 import importlib.util
 import math
 import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fqvit.cli import inputs
+from fqvit.cli.commands.detectors import refuse_settings
 from fqvit.cli.output import say, say_json, warn
 from fqvit.errors import FqvitError
+from fqvit.ir.file import DETECTOR, kind_of
 from fqvit.ir.program import Program
 from fqvit.report.data import entropy, used
 from fqvit.report.pareto import NOTHING, read_rows
@@ -40,18 +44,21 @@ def run(
     settings: dict[str, Any],
     as_json: bool,
 ) -> None:
+    if kind_of(file) == DETECTOR:
+        from fqvit.cli.commands import report_detector
+
+        refuse_settings(settings)
+        report_detector.run(file, weights, data, classes, limit, out, pictures, measured, as_json)
+        return
     program = Program.load(file)
     rows = NOTHING if measured is None else read_rows(measured, program.header.model)
     if measured is not None and not rows[0]:
         raise FqvitError(f"{measured}: has no row for an integer program of {program.header.model}. Leave out --table.")
-    target = out or Path(f"{file.stem}.html")
-    inputs.check_output(target, file, weights, classes)
-    if pictures is not None:
-        inputs.check_folder(pictures, "--pictures")
-    _check_packages()
+    target = checked_target(file, out, pictures, weights, classes)
+    from fqvit.report.frame import About
     from fqvit.report.gather import BATCH, gather
-    from fqvit.report.page import About, render
     from fqvit.report.page import pictures_of as drawn
+    from fqvit.report.page import render
 
     names, ids = _names(program, classes, file)
     images, warnings = _images(program, data, names, ids, LIMIT if limit is None else limit)
@@ -62,26 +69,46 @@ def run(
     found = gather(program, file, model, images.batches(BATCH, "float and integer"), len(images.source), track)
     for text in found.notes:
         warn(text)
-    date = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y, %H:%M UTC")
+    options = {
+        "--weights": weights,
+        "--data": data,
+        "--classes": classes,
+        "--limit": limit,
+        "-o": target,
+        "--pictures": pictures,
+        "--table": measured,
+        **{f"--{name}": value for name, value in settings.items()},
+    }
     about = About(
-        command=_command(file, weights, data, classes, limit, target, pictures, measured, settings),
+        command=command_line(file, options),
         file=str(file),
         where=images.where,
-        date=date,
+        date=now(),
         names=names,
         warnings=[*warnings, *found.notes],
         skipped=images.skipped,
         measured=rows,
     )
-    page = render(found, about).encode("utf-8", "replace")  # file names may contain invalid Unicode
-    write_atomically(target, lambda path: path.write_bytes(page))
-    written = [] if pictures is None else _write_pictures(pictures, drawn(found, names, rows))
-    result = summary(found) | {"file": str(file), "report": str(target), "bytes": len(page), "pictures": written}
+    figures = [] if pictures is None else drawn(found, names, rows)
+    written = write(target, render(found, about), pictures, figures)
     if as_json:
-        say_json(result | {"skipped": images.skipped})
+        say_json(summary(found) | {"file": str(file)} | written.summary() | {"skipped": images.skipped})
         return
     say(_text(found, images.where))
-    say(f"\nWritten: {target}, {size(len(page))}" + (f"; {len(written)} figures in {pictures}" if written else ""))
+    say(f"\n{written.text()}")
+
+
+def checked_target(file: Path, out: Path | None, pictures: Path | None, *read: Path | str | None) -> Path:
+    """Return the output file. Raises FqvitError if it or the figures cannot be written, or if a package is not installed.
+
+    read: the other inputs of the command
+    """
+    target = out or Path(f"{file.stem}.html")
+    inputs.check_output(target, file, *read)
+    if pictures is not None:
+        inputs.check_folder(pictures, "--pictures")
+    _check_packages()
+    return target
 
 
 def _check_packages() -> None:
@@ -132,42 +159,49 @@ def _images(
     return inputs.unlabelled(data, "--data", header.model, header.preprocess, limit), warnings
 
 
-def _command(
-    file: Path,
-    weights: str | None,
-    data: Path | None,
-    classes: Path | None,
-    limit: int | None,
-    target: Path,
-    pictures: Path | None,
-    measured: Path | None,
-    settings: dict[str, Any],
-) -> str:
-    """Return the command line that the page shows."""
-    options = (
-        ("--weights", weights),
-        ("--data", data),
-        ("--classes", classes),
-        ("--limit", limit),
-        ("-o", target),
-        ("--pictures", pictures),
-        ("--table", measured),
-        *((f"--{name}", value) for name, value in settings.items()),
-    )
+def command_line(file: Path, options: Mapping[str, object]) -> str:
+    """Return the command line that the page shows. Options that are None are left out."""
     words = ["fqvit", "report", str(file)]
-    for name, value in options:
+    for name, value in options.items():
         words += [] if value is None else [name, str(value)]
     return shlex.join(words)
 
 
-def _write_pictures(folder: Path, found: list[tuple[str, str]]) -> list[str]:
-    """Write each figure as an SVG file, and return the paths."""
+def now() -> str:
+    """Return the date and time that the page shows."""
+    return datetime.datetime.now(datetime.UTC).strftime("%d %B %Y, %H:%M UTC")
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files of a report. bytes: size of the page   pictures: paths of the figures, in `folder`"""
+
+    report: Path
+    bytes: int
+    folder: Path | None
+    pictures: list[str]
+
+    def summary(self) -> dict[str, object]:
+        return {"report": str(self.report), "bytes": self.bytes, "pictures": self.pictures}
+
+    def text(self) -> str:
+        figures = f"; {len(self.pictures)} figures in {self.folder}" if self.pictures else ""
+        return f"Written: {self.report}, {size(self.bytes)}{figures}"
+
+
+def write(target: Path, page: str, folder: Path | None, figures: Sequence[tuple[str, str]]) -> Written:
+    """Write the page, and each figure (name, SVG) as a file in the folder, if there is one."""
     from fqvit.report.svg import standalone
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, svg in found:
-        write_atomically(folder / f"{name}.svg", lambda path, svg=svg: path.write_text(standalone(svg), encoding="utf-8"))  # type: ignore[misc]
-    return [str(folder / f"{name}.svg") for name, _ in found]
+    text = page.encode("utf-8", "replace")  # file names may contain invalid Unicode
+    write_atomically(target, lambda path: path.write_bytes(text))
+    paths = []
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, svg in figures:
+            write_atomically(folder / f"{name}.svg", lambda path, svg=svg: path.write_text(standalone(svg), encoding="utf-8"))  # type: ignore[misc]
+            paths.append(str(folder / f"{name}.svg"))
+    return Written(target, len(text), folder, paths)
 
 
 def summary(found: Report) -> dict[str, object]:
