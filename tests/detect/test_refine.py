@@ -304,7 +304,7 @@ def test_the_command_takes_the_recipes_and_the_limits_of_auto(home: Path, tmp_pa
     assert_rejected(fqvit(*words, *out, "--recipe", "embedding"), "embedding", "weighted")
 
 
-@pytest.mark.parametrize("name, recipe", [("mask r-cnn", "w4"), ("cascade of 4conv1fc", "w4")])
+@pytest.mark.parametrize("name, recipe", [("mask r-cnn", "w4"), ("mask r-cnn", "w4a4"), ("cascade of 4conv1fc", "w4")])
 def test_compare_simulates_with_the_weights_of_the_program(name: str, recipe: str) -> None:
     from fqvit.evaluate.compare_detector import DetectorComparer
 

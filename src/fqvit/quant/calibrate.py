@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -49,6 +50,7 @@ from fqvit.quant.points import observation_points
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
 from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from fqvit.quant.simulate import table_softmax
+from fqvit.quant.splitting import choose_outliers, split, split_parts
 from fqvit.quant.weights import check_layers
 from fqvit.system.progress import Progress, track
 
@@ -137,6 +139,21 @@ class FloatPass:
         call = coded_attention(recipe, self.observers[0]) if last and recipe.last_batch else None
         observe_batch(self.graph, normalise(batch, self.model.preprocess).to(self.where), *self.observers, call=call)
         self.seen += len(batch)
+
+    def split_mlps(self) -> None:
+        """Give neurons with outlying ranges MLPs of their own; see splitting.py."""
+        parts = [{name: site.parts for name, site in observed.items()} for observed in self.observers]
+        outliers = self.recipes[0].outliers or choose_outliers(self.graph, parts[0])
+        if not outliers:
+            return
+        graph, self.recipes = split(self.graph, outliers), [structs.replace(each, outliers=outliers) for each in self.recipes]
+        for i, recipe in enumerate(self.recipes):
+            changed, before = split_parts(self.graph, outliers, parts[i]), self.observers[i]
+            self.observers[i] = {name: SiteObserver(site, recipe) for name, site in plan(graph, recipe).items()}
+            for name, site in self.observers[i].items():
+                site.parts = list(changed.get(name) or before[name].parts)
+                site.tokens = before[name].tokens if name in before else 1
+        self.graph = graph
 
     def state(self) -> dict[str, Any]:
         sites = [{name: site.state() for name, site in observed.items()} for observed in self.observers]
@@ -248,6 +265,8 @@ def _finish(
     model = observed.model
     if observed.seen == 0:
         raise FqvitError(f"{model.name}: no calibration images. Pass at least one.")
+    if recipe.mlps == "split":
+        observed.split_mlps()
     images = sample() if sample_size(recipe) else None
     centers = observed.centers
     if images is not None:

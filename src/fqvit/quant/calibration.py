@@ -20,6 +20,7 @@ from fqvit.models.outputs import output_graph
 from fqvit.quant.centering import center
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
+from fqvit.quant.splitting import split
 from fqvit.quant.weights import QuantizedLinear
 
 
@@ -167,9 +168,10 @@ class Calibration:
     centers: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def graph(self, model: FloatModel) -> Graph:
-        """Trace a model up to the outputs that it was calibrated for, with centered keys if this calibration has them."""
+        """Trace a model up to the outputs that it was calibrated for, with its centered keys and split MLPs."""
         p = model.preprocess
-        return center(output_graph(model.module, (p.channels, p.height, p.width), self.features, self.outputs), self.centers)
+        graph = output_graph(model.module, (p.channels, p.height, p.width), self.features, self.outputs)
+        return split(center(graph, self.centers), self.recipe.outliers)
 
     def to_json(self) -> str:
         """Encode all fields except `choice` as JSON text. Floats survive the round trip exactly."""

@@ -82,6 +82,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # With `channels`: no channel of GELU outputs has a smaller range than this quantile of all channels. A neuron that fires
     # rarely may be silent in all calibration images.
     gelu_floor: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    # With `channels`: the hidden neurons of an MLP stay together, or those with outlying ranges form an MLP of their own, which
+    # computes the same function with finer codes for the others (splitting.py).
+    mlps: Literal["whole", "split"] = "whole"
+    outliers: dict[
+        str, tuple[int, ...]
+    ] = {}  # neurons of split MLPs, by the name of the first layer; empty: calibration chooses
     # With `ranges` least-error and fewer than 8 bits: codes of GELU outputs are evenly spaced, with one shift per channel; or
     # 2^bits of the 256 codes of 8 bits, dense near 0.
     gelu: Literal["even", "spaced"] = "even"
@@ -122,6 +128,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("ranges least-error requires rounding compensated or reconstructed")
         if self.rounding == "reconstructed" and self.ranges != "least-error":
             raise ValueError("rounding reconstructed requires ranges least-error")
+        if self.mlps == "whole" and self.outliers:
+            raise ValueError("outliers require mlps split")
         if self.gelu == "spaced" and self.ranges != "least-error":
             raise ValueError("gelu spaced requires ranges least-error")
         if self.rounding == "bit-split" and (self.nonlinear == "integer" or self.weight_group or self.intervals != "observed"):
@@ -164,7 +172,7 @@ _OURS: dict[str, Any] = {
     "sites": {"residual": SiteRule(bits=16), "hidden": SiteRule(bits=10)},
 }
 # Finer codes of attention and GELU outputs that need no second pass over images.
-_DEFAULT: dict[str, Any] = {**_OURS, "levels": "curve-below-8", "gelu_floor": 0.9}
+_DEFAULT: dict[str, Any] = {**_OURS, "levels": "curve-below-8", "gelu_floor": 0.9, "mlps": "split"}
 
 # Finer codes that need a second pass over some images. For `embedding`: features are compared with each other directly, so
 # every part of them counts, not just the best class.
@@ -185,17 +193,18 @@ _LOW: dict[str, Any] = {
     "keys": "leveled",
     "scores": "attended",
     "gelu_floor": 0.0,  # scales of GELU outputs are searched
+    "mlps": "whole",
 }
 _LOW_SITES = {**_OURS["sites"], "scores": SiteRule(bits=8)}
 # With 4-bit weights and 8-bit activations: learned weights, and the finer activations of `embedding`.
-_W4: dict[str, Any] = {"rounding": "reconstructed", "ranges": "least-error", **_FINE}
+_W4: dict[str, Any] = {"rounding": "reconstructed", "ranges": "least-error", "mlps": "whole", **_FINE}
 # Weights per shared exponent, in recipes with 4-bit weights. With 8-bit activations, most of the error comes from the weights.
 WEIGHT_GROUP = 16
 WEIGHT_GROUP_A8 = 8
 
 # Hardware with symmetric int8 and 16-bit multipliers. No codes are wider than 8 bits, so the residual stream needs PTF.
 # Codes of attention and GELU outputs are those that such hardware represents exactly.
-_NPU: dict[str, Any] = {"symmetric": True, "mult": "short", "levels": "powers", "gelu_floor": 0.0}
+_NPU: dict[str, Any] = {"symmetric": True, "mult": "short", "levels": "powers", "gelu_floor": 0.0, "mlps": "whole"}
 
 RECIPES = {
     recipe.name: recipe

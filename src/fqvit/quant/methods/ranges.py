@@ -41,10 +41,14 @@ def least_error(site: SitePlan, rows: Tensor, q: QParams, importance: Tensor, sp
     """
     if site.role == "qkv" and len(q.scale) > 3:
         parts, thirds = rows.chunk(3, -1), [q.group(part) for part in range(3)]
-        pair = [_one_scale(part, each) for part, each in zip(parts[:2], thirds[:2], strict=True)]
+        # If the channels of V share a scale, so does attention times V, and they must keep sharing it.
+        shared = (True, True, len(thirds[2].scale) == 1)
         size = parts[0].shape[-1]
-        spread = [QParams(each.bits, np.repeat(each.scale, size), np.repeat(each.zero, size)) for each in pair]
-        found = [*spread, _symmetric_channels(parts[2], thirds[2])]
+        found = []
+        for part, each, one in zip(parts, thirds, shared, strict=True):
+            chosen = _one_scale(part, each) if one else _symmetric_channels(part, each)
+            times = size // len(chosen.scale)
+            found.append(QParams(chosen.bits, np.repeat(chosen.scale, times), np.repeat(chosen.zero, times)))
         return QParams(q.bits, np.concatenate([p.scale for p in found]), np.concatenate([p.zero for p in found]))
     if site.role == "value" and len(q.scale) > 1:
         return _symmetric_channels(rows, q)
