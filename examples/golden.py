@@ -1,7 +1,7 @@
 """Check a hardware model against golden vectors, op by op: python examples/golden.py FOLDER
 
 FOLDER is written by `fqvit export FILE.fqvit --to vectors -o FOLDER`. Here the "hardware" is a few lines of Python that only
-implement `linear` without weight groups; replace them with your simulator. All values must be equal: there is no tolerance.
+implement `linear` without packed weights; replace them with your simulator. All values must be equal: there is no tolerance.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def hardware_linear(op: dict[str, Any]) -> np.ndarray[Any, Any]:
     See docs/reference/format.md#linear.
     """
     y, fields = op["output"], op["fields"]
-    acc = array(op["inputs"][0]).astype(np.int64) @ array(f"{y}.w").astype(np.int64).T + array(f"{y}.bias")
+    w = array(f"{fields.get('weights_of') or y}.w").astype(np.int64)
+    acc = array(op["inputs"][0]).astype(np.int64) @ w.T + array(f"{y}.bias")
     if fields["out"] == "acc":
         return acc
     shift = array(f"{y}.shift").astype(np.int64)
@@ -45,7 +46,7 @@ def hardware_linear(op: dict[str, Any]) -> np.ndarray[Any, Any]:
 
 checked = 0
 for op in manifest["ops"]:
-    if op["op"] == "linear" and op["fields"]["group"] == 0:
+    if op["op"] == "linear" and op["fields"]["group"] == 0 and op["fields"].get("width", 0) == 0:
         if not np.array_equal(hardware_linear(op), array(op["output"])):
             sys.exit(f"op {op['number']}, {op['output']}: differs")
         checked += 1

@@ -2,7 +2,8 @@
 //
 //     node time.mjs FILE.fqvit... [--runs N] [--threads N] [--chromium PATH]
 //
-// Instruction sets and numbers of threads alternate, so that a busy machine slows all of them down alike.
+// Instruction sets and numbers of threads take turns, so that a busy machine slows all of them down alike. A turn is one run
+// without timing, which wakes the threads, and three timed runs.
 import { existsSync, readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { dirname, join } from "node:path";
@@ -32,12 +33,15 @@ async function measure(load, file, runs, threads) {
   }
   const pixels = new Uint8Array(models[0].model.description.input.shape.reduce((a, b) => a * b, 1)).map((_, i) => (i * 151) & 255);
   for (let run = 0; run < runs; run++) {
-    for (const { model, times } of models) times.push((await model.run(pixels)).times.run);
+    for (const { model, times } of models) {
+      await model.run(pixels);
+      for (let i = 0; i < 3; i++) times.push((await model.run(pixels)).times.run);
+    }
   }
   const lines = models.map(({ model, loaded, times }) => {
     const { model: name, instructionSet, threads: used } = model.description;
     const median = times.sort((a, b) => a - b)[times.length >> 1].toFixed(1);
-    return `${name}: ${instructionSet}, ${used} thread(s): ${median} ms per image (median of ${runs}, least ${times[0].toFixed(1)}), loaded in ${loaded.toFixed(0)} ms`;
+    return `${name}: ${instructionSet}, ${used} thread(s): ${median} ms per image (median of ${times.length}, least ${times[0].toFixed(1)}), loaded in ${loaded.toFixed(0)} ms`;
   });
   for (const { model } of models) model.close();
   return lines;
