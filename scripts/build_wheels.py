@@ -44,7 +44,7 @@ class Platform:
 
     @property
     def extension(self) -> str:
-        """The name of the extension. Python for Windows does not search for the ending .abi3.pyd."""
+        """The file name of the extension. Python for Windows does not look for files that end in .abi3.pyd."""
         return "_native.pyd" if self.system == "Windows" else "_native.abi3.so"
 
 
@@ -56,8 +56,8 @@ PLATFORMS = {
     "windows-x86_64": Platform("x86_64-windows-gnu", "win_amd64", "Windows", "AMD64"),
 }
 
-# Runs Zig with two options replaced that CMake and nanobind pass to Apple's linker: -bundle, instead of which Zig's linker
-# writes a dynamic library, and the list of the names that the interpreter provides.
+# Runs Zig and replaces two options for Apple's linker, which CMake and nanobind pass but Zig's linker does not support: -bundle
+# (Zig writes a dynamic library instead), and the list of the symbols that the interpreter provides.
 TOOL = """\
 #!{python} -S
 import os, re, sys
@@ -183,7 +183,7 @@ def zig() -> Path:
 
 
 def stable_names() -> list[str]:
-    """Return the names of the stable ABI on every platform, which the standard library lists in a test."""
+    """Return the names that the stable ABI has on every platform. A test of Python's standard library lists them."""
     listing = Path(sysconfig.get_path("stdlib")) / "test" / "test_stable_abi_ctypes.py"
     if not listing.is_file():
         sys.exit(f"{listing}: not found, expected the tests of the standard library. Use a Python that contains them.")

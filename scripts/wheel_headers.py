@@ -18,8 +18,8 @@ INIT = "PyInit__native"
 PYTHON_NAME = re.compile(r"_?Py[A-Z_]")
 MACOS_LIBRARIES = {"/usr/lib/libSystem.B.dylib"}
 MACOS_OLDEST = [11, 0, 0]
-DYNAMIC_LOOKUP = -2  # library ordinal: the name is searched in everything that is loaded, such as the interpreter
-# Part of Windows 10 and later, where api-ms-win-crt-*.dll is the Universal C Runtime, and the stable ABI of every Python.
+DYNAMIC_LOOKUP = -2  # library ordinal: the name is looked up in everything that is loaded, such as the interpreter
+# DLLs of Windows 10 and later (api-ms-win-crt-*.dll: the Universal C Runtime), and python3.dll, the stable ABI of Python.
 WINDOWS_LIBRARIES = re.compile(r"kernel32\.dll|ntdll\.dll|advapi32\.dll|api-ms-win-crt-[\w-]+\.dll|python3\.dll", re.IGNORECASE)
 
 ELF_MACHINES = {"x86_64": lief.ELF.ARCH.X86_64, "aarch64": lief.ELF.ARCH.AARCH64}
@@ -59,7 +59,7 @@ def macho_problems(processor: str, library: bytes) -> list[str]:
     needed = {str(other.name) for other in binary.libraries if other.command != own}
     found += [f"needs {name}, which is not a part of macOS" for name in sorted(needed - MACOS_LIBRARIES)]
     # Names of Python come from the interpreter, all others from the libraries above. A weak name, such as that of a class,
-    # needs a pointer to the definition in this library, which the loader keeps if no other library has one.
+    # also needs a pointer to a definition in this library: the loader keeps it if no other library defines the name.
     own_pointers = {relocation.address for relocation in binary.relocations}
     weak = lief.MachO.DyldBindingInfo.CLASS.WEAK
     for binding in binary.bindings:
@@ -85,7 +85,7 @@ def macho_problems(processor: str, library: bytes) -> list[str]:
 
 
 def signature_fits(library: bytes, signature: bytes) -> bool:
-    """Return whether the SHA-256 of every page is that in the code directory of an ad hoc signature."""
+    """Return whether the SHA-256 of every page equals the one in the code directory of an ad hoc signature."""
     _, _, count = struct.unpack_from(">III", signature)
     for i in range(count):
         kind, start = struct.unpack_from(">II", signature, 12 + 8 * i)

@@ -2,10 +2,10 @@
 
     python scripts/wine_python.py WHEEL COMMAND...
 
-The interpreter is that of python.org: PyPI has its DLLs in the wheel of panda3d, which ships them for applications. Its
-standard library is that of the Python that runs this script, which must be the same version, 3.12. That wheel lacks python.exe
-and python3.dll, which forwards the stable ABI to python312.dll; Zig compiles them. Needs wine64 and the packages that
-`make wheels` installs. See also: check_wheel.py, the command that tests a wheel.
+The DLLs of the interpreter are those of python.org, taken from the wheel of panda3d on PyPI, which contains them for the
+applications that it packages. Zig compiles the two files that this wheel lacks: python.exe, and python3.dll, which forwards the
+stable ABI to python312.dll. The standard library is copied from the Python that runs this script, which must be 3.12, too.
+Needs wine64 and the packages that `make wheels` installs. See also: check_wheel.py, the command that tests a wheel.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from build_wheels import WORK, run, stable_names, zig
 
 VERSION = "3.12"
 PANDA = "panda3d==1.10.16"
-# colorama: typer needs it on Windows only. The others: versions that Wine 8 can load. Later ones need functions of
-# Windows that it does not have.
+# colorama: typer needs it on Windows only. The others have versions that Wine 8 can load; later versions need
+# Windows functions that Wine 8 lacks.
 PACKAGES = ("colorama", "numpy==1.26.4", "safetensors==0.4.3", "typer==0.16.1")
 MAIN = """\
 #include <wchar.h>

@@ -1,8 +1,8 @@
-// A thread pool that splits work into chunks. Every other thread takes chunks from the start of the work, the others
-// from its end: a core that is busy with other programs computes fewer of them, and with two threads each one finds
-// most rows of an op in its own cache, where it wrote them in the op before. A job ends when its chunks are done: the
-// caller does not wait for workers that have not noticed the job. Between jobs, workers spin for a moment and then
-// sleep.
+// A thread pool that splits work into chunks. Threads take one chunk after another, so a core that is busy with other
+// programs computes fewer of them. Half of the threads take chunks from the start of the work, the other half from its
+// end: with two threads, each one finds most rows of an op in its own cache, where it wrote them in the op before. A
+// job ends when its chunks are done: the caller does not wait for workers that have not noticed the job. Between jobs,
+// workers spin for a moment and then sleep.
 #pragma once
 
 #if defined(__wasm__) && !defined(__wasm_atomics__)

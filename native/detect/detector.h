@@ -51,8 +51,9 @@ public:
     // Resizes the image as the file says and detects objects. Throws BadProgram if the image is empty or too large.
     Detections detect(const Image& image);
     // The same for an image that has already been resized. original: the size to which boxes and masks are scaled
-    // done: called after each step of the run with the name of the network, or of the buffer in the pyramid, and one of
-    // the tags resize, an op of the pyramid, proposals, roi_align, head, detections. There is no time outside of steps.
+    // done: called after each step of the run. tag: an op of the pyramid, or resize, proposals, roi_align, head or
+    // detections. name: the buffer that an op of the pyramid wrote, the network of a head, or empty. The steps cover
+    // the whole run, so the time between two calls is that of one step.
     Detections detect_resized(const Image& resized, ImageSize original, const OpDone& done = nullptr);
 
     const DetectorHeader& header() const;  // without ops

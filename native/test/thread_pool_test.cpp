@@ -1,7 +1,7 @@
 // Runs many short jobs on thread pools of several sizes, and one job of many items: every item must be computed exactly
 // once, and by the time run() returns. Jobs follow each other directly, so that workers are often late. Exits with 1 if
-// a job is wrong; built with ThreadSanitizer (`make sanitize` does so), it also finds chunks that a late worker
-// computes.
+// a job is wrong; built with ThreadSanitizer (`make sanitize` does so), it also detects a late worker that
+// computes a chunk of a finished job.
 #include "core/thread_pool.h"
 
 #include <algorithm>

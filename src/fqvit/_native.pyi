@@ -105,7 +105,7 @@ class Detector:
     def profile(
         self, pixels: NDArray[np.uint8], height: int, width: int
     ) -> tuple[Detections, list[tuple[str, str, float, int]]]:
-        """Like detect_resized, and return (name, tag, seconds, macs) of each step; see native/detect/detector.h."""
+        """Detect like detect_resized, and also return (name, tag, seconds, macs) of each step; see native/detect/detector.h."""
     @property
     def header(self) -> bytes:
         """The JSON of the detector, as it is stored."""

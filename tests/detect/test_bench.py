@@ -116,7 +116,7 @@ def test_a_profiled_run_gives_the_detections_of_a_plain_run() -> None:
         program(name).ready(1, "reference").profile(image)
 
 
-def test_random_float_detectors_run_their_mask_heads_on_as_many_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_heads_with_random_weights_run_on_as_many_boxes_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "asked.json").write_text(f'{{"program": "{Path("shapes.fqvit").resolve()}", "weights": null, "boxes": 7}}')
     run = float_run(str(tmp_path / "asked.json"), np.zeros((96, 96, 3), np.uint8), 1)
     seen: list[int] = []

@@ -72,7 +72,7 @@ def test_agreement_counts_detections_from_a_smallest_score() -> None:
     assert [row.score for row in agreements([found], 0.4)] == [0.4, 0.5], "the detector gives no lower scores"
 
 
-def test_images_without_detections_agree_about_nothing() -> None:
+def test_means_are_none_if_no_detections_match() -> None:
     nothing, one = match([], []), match([], [result((0, 0, 5, 5), 0.5)])
     assert isinstance(nothing, Match) and nothing.pairs == [] and one.integer_only == [0]
     summary = agreement([nothing, one, match([result((0, 0, 5, 5), 0.5)], [])], 0.0)
@@ -138,7 +138,7 @@ def test_compare_prints_detections_and_one_table_per_network() -> None:
     assert "roi features" in done.out and "neck.output.0" in done.out and "mask IoU" in done.out
 
 
-def test_compare_gives_json_also_for_a_baseline(tmp_path: Path) -> None:
+def test_compare_prints_the_program_and_a_baseline_as_json(tmp_path: Path) -> None:
     shutil.copy("shapes.fqvit", tmp_path / "same.fqvit")
     found = fqvit("compare", "shapes.fqvit", *WEIGHTS, *DATA, "--baseline", tmp_path / "same.fqvit", "--json").json
     assert found["kind"] == "detector" and found["images"] == 2 and found["skipped"] == 0
@@ -178,6 +178,6 @@ def test_other_weights_of_the_same_sizes_cause_a_warning(tmp_path: Path) -> None
     assert done.code == 0 and "not from the given weights" in done.err
 
 
-def test_no_images_are_an_error() -> None:
+def test_a_comparison_without_images_is_an_error() -> None:
     with pytest.raises(FqvitError, match="no images were read"):
         DetectorComparer(shape_program(), shape_detector()).result()

@@ -116,7 +116,7 @@ def test_c_gives_the_bits_of_the_engine(home: Path, tmp_path: Path, flags: str) 
     assert_same(masks.astype(bool), np.array(list(expected.masks())), "masks")
     for wrong, said in (
         (words[:3], "usage"),
-        ([*words[:2], "20", "20"], "expected at most"),
+        ([*words[:2], "20", "20"], "expected height"),
         (["./detect", "no", *words[2:4]], "no:"),
     ):
         failed = subprocess.run(wrong, cwd=out, capture_output=True, text=True, check=False)

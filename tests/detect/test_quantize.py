@@ -21,7 +21,7 @@ from .saved import home as home
 from .saved import shape_detector
 
 
-def test_it_gives_the_program_of_the_command(tmp_path: Path) -> None:
+def test_quantize_detector_gives_the_same_program_as_the_command(tmp_path: Path) -> None:
     words = ("--weights", "shapes.safetensors", "--calib", "train", "-o", tmp_path / "a.fqvit", "--json")
     expected = command("detect", "quantize", *words).json["fingerprint"]
     paths = sorted(Path("train").iterdir())

@@ -290,7 +290,7 @@ def test_the_command_takes_the_recipes_and_the_limits_of_auto(home: Path, tmp_pa
     out = ("-o", tmp_path / "a.fqvit")
     said = fqvit(*words, *out, "--recipe", "auto", "--max-loss", 100)
     assert said.code == 0, said.err
-    assert "boxes.0/fcs.0.linear" in said.out and "percentage points of the classes of proposals (limit: 100)" in said.out
+    assert "boxes.0/fcs.0.linear" in said.out and "of classification accuracy on proposals (limit: 100)" in said.out
     size = (tmp_path / "a.fqvit").stat().st_size
     done = fqvit(*words, *out, "--recipe", "auto", "--max-size", size + 20_000, "--json").json
     assert done["choice"]["reached"] and size < done["bytes"] == done["choice"]["bytes"] <= size + 20_000

@@ -41,7 +41,7 @@ def elf(machine: int, exports: tuple[str, ...] = ("PyInit__native",)) -> bytes:
 
 @dataclass
 class MachO:
-    """imports: pairs of a name and its library (1: the first one, -2: searched in all that is loaded)
+    """imports: pairs of a name and its library (1: the first one, -2: looked up in everything that is loaded)
     weak: names that may be replaced by those of another library, without a definition in this one
     """
 

@@ -80,7 +80,7 @@ def test_the_installed_extension_loads_on_its_platform_only(script: ModuleType) 
 
 
 @pytest.mark.parametrize("problem", BROKEN_MACHO)
-def test_a_library_that_macos_does_not_load_is_named(headers: ModuleType, problem: str) -> None:
+def test_the_reason_why_macos_would_not_load_a_library_is_reported(headers: ModuleType, problem: str) -> None:
     assert headers.problems("Darwin", "arm64", BROKEN_MACHO[problem].bytes()) == [problem]
 
 
@@ -91,7 +91,7 @@ def test_a_change_after_signing_is_found(headers: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("problem", BROKEN_PE)
-def test_a_library_that_windows_does_not_load_is_named(headers: ModuleType, problem: str) -> None:
+def test_the_reason_why_windows_would_not_load_a_library_is_reported(headers: ModuleType, problem: str) -> None:
     assert headers.problems("Windows", "AMD64", BROKEN_PE[problem]) == [problem]
 
 
@@ -116,7 +116,7 @@ def test_a_wheel_with_the_extension_of_another_platform_is_rejected(script: Modu
         script.check(wheel, script.PLATFORMS["linux-x86_64"])
 
 
-def test_a_name_that_python_for_windows_does_not_search_is_rejected(script: ModuleType, tmp_path: Path) -> None:
+def test_a_file_name_that_python_for_windows_does_not_look_for_is_rejected(script: ModuleType, tmp_path: Path) -> None:
     wheel = wheel_with(tmp_path, ("fqvit/_native.abi3.pyd", LIBRARIES["windows-x86_64"]))
     with pytest.raises(SystemExit, match=r"contains fqvit/_native.abi3.pyd, expected fqvit/_native.pyd"):
         script.check(wheel, script.PLATFORMS["windows-x86_64"])
@@ -137,7 +137,7 @@ def test_the_names_of_the_stable_abi_are_listed_by_the_standard_library(
 
 
 @pytest.mark.parametrize("option", ["-bundle", "-Wl,@/folder/darwin-ld-cpython.sym", "-c"])
-def test_the_compiler_gets_options_that_zig_has(script: ModuleType, tmp_path: Path, option: str) -> None:
+def test_options_that_zig_does_not_support_are_replaced(script: ModuleType, tmp_path: Path, option: str) -> None:
     echo = tmp_path / "tool"
     echo.write_text(script.TOOL.format(python=sys.executable, zig="/bin/echo", words=["echo", "cc"]))
     echo.chmod(0o755)

@@ -128,7 +128,7 @@ def test_a_model_without_outliers_is_not_changed() -> None:
 
 
 def test_recipes_with_other_statistics_do_not_split() -> None:
-    """Power-of-Two Factors and other observers have no ranges from which those of the parts would follow."""
+    """The ranges of the two parts cannot be computed from the statistics of Power-of-Two Factors or of other observers."""
     model, _ = model_with_outlier()
     images = images_for(model.preprocess, COUNT)
     for change in ({"residual": "ptf", "sites": {}}, {"observer": "ema"}, {"channels": False}):
@@ -142,7 +142,7 @@ def test_wrong_outliers_are_rejected() -> None:
     with pytest.raises(FqvitError, match="no MLP with GELU whose first layer is nowhere"):
         split(graph, {"nowhere": (0,)})
     for neurons in ((), (10**6,), (1, 1), tuple(range(10**3))):
-        with pytest.raises(FqvitError, match="expected some of them, each once"):
+        with pytest.raises(FqvitError, match="expected some, not all, of the neurons"):
             split(graph, {"blocks.0.mlp.fc1": neurons})
     with pytest.raises(FqvitError, match="nowhere"):
         calibrate(model, [images], msgspec.structs.replace(FQVIT, outliers={"nowhere": (0,)}))

@@ -88,7 +88,7 @@ def test_a_report_without_detections_says_so(detector: DetectorPage) -> None:
     assert card.figure == "0" and "finds nothing" in card.more
 
 
-def test_no_images_are_an_error(tmp_path: Path) -> None:
+def test_a_report_without_images_is_an_error(tmp_path: Path) -> None:
     shape_program().save(tmp_path / "d.fqvit")
     with pytest.raises(FqvitError, match="no images were read"):
         gather_detector(shape_program(), tmp_path / "d.fqvit", shape_detector(), [], 0)

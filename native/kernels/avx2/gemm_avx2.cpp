@@ -6,9 +6,8 @@
 // can add the two results in i16 before one vpmaddwd widens them to i32. Trained weights rarely meet the limit in their
 // original order, so packing rearranges them for each panel of 8 outputs:
 //  - Inputs are packed in quads k..k+3. The block of activations stores each quad in a cell of 16 bytes, which holds
-//  every
-//    input several times, as x or as its complement 255 - x. At 11 offsets, four adjacent bytes hold all inputs of the
-//    quad: these windows differ in how they pair the inputs, and in which of them are complemented.
+//    every input several times, as x or as its complement 255 - x. At 11 offsets, four adjacent bytes, called a window,
+//    hold all inputs of the quad. Windows differ in how they pair the inputs, and in which of them are complemented.
 //  - A complement changes the sign of a weight, because w * x = 255 * w - w * (255 - x). Two large weights of the same
 //    sign in a lane exceed the limit, but not if one of them is negated. The terms 255 * w are added up while packing,
 //    and accumulators start with them.
@@ -44,7 +43,7 @@ constexpr int MAX_CANDIDATES = 40;  // partners tried per quad
 constexpr int PREFETCH = 1024;      // prefetch distance, in bytes of weights
 static_assert(ROWS * COLUMNS <= MAX_TILE && K_BLOCK * QUAD <= 65536);
 
-// The bytes of a cell: the input of each, and 255 where its complement 255 - x is stored.
+// For each byte of a cell: the number of its input, and 255 if the complement 255 - x is stored, otherwise 0.
 constexpr std::uint8_t CELL_INPUTS[CELL] = {3, 0, 1, 2, 3, 0, 1, 3, 2, 0, 1, 3, 0, 2, 1, 3};
 constexpr std::uint8_t CELL_COMPLEMENTS[CELL] = {255, 0, 0, 0, 0, 0, 255, 0, 255, 0, 0, 0, 255, 255, 0, 255};
 // A window: four adjacent bytes of a cell that hold all inputs of the quad.

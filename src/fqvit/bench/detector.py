@@ -40,7 +40,7 @@ NOTE = "networks eager with scaled_dot_product_attention, steps between them in 
 
 @dataclass(frozen=True)
 class DetectorBench:
-    """The result of measure_detector(). detections: number of them by candidate, without those of random weights"""
+    """The result of measure_detector(). detections: their number per candidate; random weights are left out"""
 
     found: Measured
     detections: dict[str, int]
@@ -67,7 +67,7 @@ def measure_detector(
 ) -> DetectorBench:
     """Time the detector, and its float detector if `libraries` has torch, on one image with each number of threads.
 
-    pixels: of bench_pixels()   weights: checkpoint of the float detector; None uses random weights of the same shapes
+    pixels: from bench_pixels()   weights: checkpoint of the float detector; None uses random weights of the same shapes
     """
     with busy(f"loading {file}"):
         first = IntegerRun(str(file), pixels, 1)
@@ -143,7 +143,7 @@ def parts_text(timings: Sequence[Timing]) -> str:
 
 
 def profile(file: Path, pixels: NDArray[np.uint8], track: Progress) -> list[OpTime]:
-    """Return the median time of every op of the pyramid, of every head and of every step between, on one thread."""
+    """Return the median time of every op of the pyramid, of every head and of every step between networks, on one thread."""
     run = IntegerRun(str(file), pixels, 1)
     run()
     found = []

@@ -95,7 +95,7 @@ class TimedNetworks(FloatNetworks):
                 _time(head, part, add)
 
     def run_mask_heads(self, count: int) -> None:
-        """Run the mask heads on `count` boxes without features."""
+        """Run the mask heads on `count` boxes whose features are zeros."""
         rois: Floats32 = np.zeros((count, self.mask_side, self.mask_side, self.channels), np.float32)
         for stage in range(self.stages):
             self.masks(stage, rois, np.zeros(count, np.int64))

@@ -43,7 +43,7 @@ class IntegerRun:
 
 
 def by_part(steps: Iterable[OpTime]) -> dict[str, float]:
-    """Sum the seconds of the steps by part. All parts are present, also those that did not run."""
+    """Sum the seconds of the steps by part. All parts are present, even those that did not run."""
     sums = dict.fromkeys((*NETWORKS, *BETWEEN), 0.0)
     for step in steps:
         sums[part_of(step)] += step.seconds

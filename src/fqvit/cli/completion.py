@@ -1,4 +1,4 @@
-"""Repair the script for zsh that `fqvit --install-completion` writes, which is typer's."""
+"""Repair typer's script for zsh, which `fqvit --install-completion` writes."""
 
 from __future__ import annotations
 

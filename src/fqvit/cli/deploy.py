@@ -36,7 +36,7 @@ def export(
     size: Annotated[
         str | None,
         typer.Option(
-            metavar="HxW", help="Detectors: size of the images. Default: landscape, of the largest size in its settings."
+            metavar="HxW", help="Detectors: size of the images. Default: landscape, the largest size in the settings."
         ),
     ] = None,
     as_json: Json = False,

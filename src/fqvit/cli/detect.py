@@ -65,7 +65,7 @@ def quantize(
     max_loss: Annotated[
         float | None,
         typer.Option(
-            metavar="POINTS", help="Recipe auto: largest expected loss of the classes of proposals, in percentage points."
+            metavar="POINTS", help="Recipe auto: largest expected loss of classification accuracy, in percentage points."
         ),
     ] = None,
     max_size: MaxSize = None,

@@ -55,7 +55,7 @@ from fqvit.system.progress import Progress
 class DetectorCalibration:
     """Calibrations of a detector's networks. pyramid: valid for every image size   boxes, masks: one per stage
 
-    choice: that of recipe auto, for all networks
+    choice: what recipe auto chose for all networks; None for other recipes
     """
 
     pyramid: Calibration
@@ -95,7 +95,7 @@ class PartObservers:
     """
 
     def __init__(self, graph: Graph, recipes: Sequence[Recipe], wholes: Sequence[Recipe], head: bool) -> None:
-        """recipes: with the rules for this network   wholes: those of the detector   head: whether it takes RoI features"""
+        """recipes: with the rules for this network   wholes: the recipes of the detector   head: whether x is RoI features"""
         self.graph, self.recipes = graph, recipes
         self.sites = [{name: SiteObserver(site, recipe) for name, site in plan(graph, recipe).items()} for recipe in recipes]
         self.roi = [SiteObserver(plan_roi_features(whole), whole) for whole in wholes] if head else []
@@ -179,7 +179,7 @@ def calibrate_detector(
 ) -> DetectorCalibration:
     """Observe every site of every network on the first recipe.images of `images`, then run the methods of the recipe.
 
-    seen(n) is called after image n   progress: shows the methods that follow   size_of: the size of the file, for
+    seen(n) is called after image n   progress: shows the progress of the methods   size_of: returns the size of the file, for
     recipe.max_size
     """
     check_detector(recipe)

@@ -58,7 +58,7 @@ class ImageFiles:
         yield from self.read(range(len(self)))
 
     def read(self, indices: Iterable[int]) -> Iterator[tuple[int, Image.Image]]:
-        """Yield some of the files, as a part of one pass: `skipped` keeps what earlier parts could not read."""
+        """Yield the files with these indices. Several calls make one pass: `skipped` accumulates their unreadable files."""
         for index in indices:
             try:
                 image = read_rgb(self.paths[index])

@@ -1,7 +1,7 @@
 """Sample the inputs of a detector's networks during calibration, for methods that run the networks again.
 
-The pyramid gets crops of resized images: their windows and neighbourhoods are those of whole images, and all of them have the
-same size. The heads get RoI features that the float detector extracts from whole images.
+The pyramid gets crops of resized images, all of the same size: attention windows and convolutions see the same content as in
+whole images. The heads get RoI features that the float detector extracts from whole images.
 See also: calibrate.py (fills the sample), refine.py and search.py (use it), quant/batches.py (random samples).
 """
 

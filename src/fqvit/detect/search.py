@@ -211,7 +211,7 @@ def _first(deltas: Tensor, boxes: int, stages: int) -> Tensor:
 
 def _normal(exact: Tensor, other: Tensor) -> float:
     """Return the mean divergence of normal distributions of variance 1 with these means: half the squared distance."""
-    per_box = max(exact.shape[-1] // 4, 1)  # regressions of several classes count like that of one
+    per_box = max(exact.shape[-1] // 4, 1)  # if every class has its own regression: their mean
     return float((exact.double() - other.double()).square().sum(-1).mean()) / 2 / per_box if len(exact) else 0.0
 
 

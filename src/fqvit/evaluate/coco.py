@@ -29,7 +29,7 @@ ANNOTATIONS = "instances.json"  # the default name of annotations
 
 @dataclass(frozen=True)
 class CocoImages:
-    """Annotated images. ids: those of the images, in the order of files   annotations: the annotation file"""
+    """Annotated images. ids: image ids, in the order of `files`   annotations: the annotation file"""
 
     truth: GroundTruth
     ids: list[int]

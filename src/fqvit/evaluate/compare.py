@@ -88,7 +88,7 @@ class Power:
     cosines: list[float] = field(default_factory=list)
 
     def decibels(self) -> tuple[float | None, float | None, float | None]:
-        """Return the signal-to-noise ratios of SiteNoise."""
+        """Return the three signal-to-noise ratios of SiteNoise, in dB."""
         integer, simulated, alone = (_decibels(self.signal, noise) for noise in (self.integer, self.simulated, self.alone))
         return integer, simulated, alone
 
@@ -329,7 +329,7 @@ def compare(program: Program, model: FloatModel, batches: Iterable[NDArray[np.ui
 
 
 def _rows(node: Node) -> NDArray[np.float64]:
-    """Return the weights [O, K] of a layer as those of a linear op."""
+    """Return the weights of a layer in the layout of a linear op, [O, K]."""
     leaf = node.leaf
     assert isinstance(leaf, LinearLeaf | Patches)
     return leaf.weight.detach().flatten(1).double().numpy() if isinstance(leaf, Patches) else weight_rows(leaf)[0]

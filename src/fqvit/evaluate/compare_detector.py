@@ -58,7 +58,7 @@ class ComparedImage:
 
 @dataclass(frozen=True)
 class DetectorComparison:
-    """parts: the sites of each network, by the name of its program   detections: one summary per smallest score"""
+    """parts: the sites of each network, by the name of its program   detections: one summary per minimum score"""
 
     images: int
     parts: dict[str, Comparison]
@@ -66,7 +66,7 @@ class DetectorComparison:
 
 
 class PartComparer(Comparer):
-    """Compares one network of a detector. power: sums to continue, of a pyramid for another image size"""
+    """Compares one network of a detector. power: sums to continue, from the pyramid of another image size"""
 
     compared_kinds = ()
 

@@ -23,7 +23,7 @@ SCORES = (0.0, 0.3, 0.5)  # smallest scores for which detections are counted
 
 @dataclass(frozen=True)
 class Pair:
-    """A detection of both detectors. number: indices of the float and of the integer detection"""
+    """A detection of both detectors. numbers: indices of the float and of the integer detection"""
 
     numbers: tuple[int, int]
     scores: tuple[float, float]
@@ -112,7 +112,7 @@ def agreement(matches: Iterable[Match], score: float) -> Agreement:
 
 
 def agreements(matches: Sequence[Match], lowest: float) -> list[Agreement]:
-    """Summarize the matches for each smallest score. lowest: the detector's own threshold, for which all detections count"""
+    """Summarize the matches for each minimum score. lowest: the detector's own threshold, for which all detections count"""
     return [agreement(matches, score) for score in dict.fromkeys(max(score, lowest) for score in SCORES)]
 
 

@@ -316,7 +316,7 @@ def check_integer(recipe: Recipe) -> None:
 def check_detector(recipe: Recipe) -> None:
     """Raise FqvitError if the recipe does not support detectors."""
     check_integer(recipe)
-    if recipe.rounding == "weighted":  # weights tokens by their influence on one output vector
+    if recipe.rounding == "weighted":  # errors are weighted by the influence of tokens on one output vector
         problem = f"recipe {recipe.name}: rounding is weighted, which detectors do not support"
         raise FqvitError(f"{problem}. Use fqvit, w4 or auto, or change rounding in a .toml file.")
 

@@ -30,8 +30,8 @@ Outliers = Mapping[str, Sequence[int]]  # the outlying neurons of MLPs, by the n
 Parts = Mapping[str, Sequence[Observer]]  # the observers of every site
 SUFFIX = ".outliers"  # of the names of new nodes
 SHARE = 1 / 32  # at most this share of the neurons are outliers
-RATIO = 4.0  # an outlier has at least this many times the range of all but SHARE of the neurons
-LEAST = 1.0  # ranges below this count as this: GELU's inputs need a range of about 3 in any case
+RATIO = 4.0  # the range of an outlier is more than RATIO times those of all but SHARE of the neurons
+LEAST = 1.0  # smaller ranges are treated like this one: GELU's inputs need a range of about 3 in any case
 
 
 class Mlp(NamedTuple):
@@ -89,7 +89,7 @@ def find_mlps(graph: Graph) -> dict[str, Mlp]:
 
 
 def outlying(high: Floats) -> tuple[int, ...]:
-    """Return the outliers among neurons whose GELU outputs have the upper ends high [C]."""
+    """Return the outliers among neurons. high: upper ends of the ranges of their GELU outputs, [C]"""
     usual = max(float(np.quantile(high, 1 - SHARE, method="lower")), LEAST)
     return tuple(np.nonzero(high > RATIO * usual)[0].tolist())
 
@@ -107,7 +107,7 @@ def split(graph: Graph, outliers: Outliers) -> Graph:
         mlp, size = mlps[name], len(_weight(mlps[name].fc1))
         others = sorted(set(range(size)) - set(neurons))
         if len(neurons) + len(others) != size or not neurons or not others:
-            raise FqvitError(f"outliers: {name} has the neurons 0 to {size - 1}, expected some of them, each once.")
+            raise FqvitError(f"outliers: {name}: expected some, not all, of the neurons 0 to {size - 1}, each at most once.")
         small, large = mlp.outliers(neurons), mlp.others(others)
         added[name] = list(small)  # before fc1, so that the larger MLP stays together and its ops can be fused
         changed |= {node.name: node for node in large}

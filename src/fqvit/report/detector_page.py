@@ -86,8 +86,8 @@ def _cards(report: DetectorReport) -> list[Card]:
     if not row.float_count:
         return [Card("detections", str(row.integer_count), "of the program; the float detector finds nothing in these images")]
     share = 100 * row.matched / row.float_count
-    found = f"of {row.float_count:,} float detections with a score from {row.score:g} have an integer partner"
-    alone = f"float detections without a partner; {row.extra} integer ones without"
+    found = f"of {row.float_count:,} float detections with a score of at least {row.score:g} have an integer partner"
+    alone = f"float detections without a partner; {row.extra} integer detections without one"
     cards = [Card("boxes found", f"{share:.1f} %", found), Card("missing", str(row.missing), alone)]
     if row.box_iou is not None and row.mask_iou is not None and row.score_difference is not None:
         cards.append(Card("box overlap", f"{row.box_iou:.3f}", "mean IoU of the boxes of matched detections"))

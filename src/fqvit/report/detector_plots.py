@@ -19,7 +19,7 @@ NAMES = 170  # width of the names of the parts
 
 
 def scores(matches: Sequence[Match]) -> str:
-    """Draw the score of each matched detection: float to the right, integer upwards. Detections without a partner are at 0."""
+    """Draw the scores of matched detections: float on the x axis, integer on the y axis. All others lie outside of the axes."""
     canvas = Canvas(WIDTH, 470)
     x, y = Axis(0, 1, LEFT + 30, LEFT + 410), Axis(0, 1, 400, 20)
     canvas.rows(y, x.start, x.end)
@@ -42,7 +42,7 @@ def scores(matches: Sequence[Match]) -> str:
     for row, (kind, words) in enumerate((*lines, ("dot-far", f"{len(extra):,} extra (left of the axis)"))):
         canvas.circle(kind, (x.end + 40, 40 + 24 * row), 3.4)
         canvas.text("word", (x.end + 52, 44 + 24 * row), words)
-    said = f"{len(pairs)} matched detections, {len(missing)} only of the float detector, {len(extra)} only of the integer one."
+    said = f"{len(pairs)} matched detections, {len(missing)} only in the float detector, {len(extra)} only in the integer one."
     return canvas.finish("Scores of float and integer detections", said)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WIDTH = 760
 LEFT, RIGHT = 52, 748
-LABEL = 56  # least distance of two labels in one line
+LABEL = 56  # minimum distance between two labels on one line, in pixels
 
 
 def channel_ranges(found: ChannelRanges) -> str:

@@ -1,4 +1,4 @@
-"""`fqvit compare` of a detector: match its boxes and masks with those of float, and list the errors of all sites."""
+"""`fqvit compare` of a detector: match its boxes and masks with the float detector's, and list the errors of all sites."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(file: Path, weights: str | None, data: Path | None, limit: int, baseline
         say_json(result if before is None else result | {"baseline": {"file": str(baseline)} | _summary(before)})
         return
     say(f"{file} compared with the float detector {program.model} on {found.images} images ({data}).")
-    say("Detections by smallest score. Matched: same class, and boxes with an IoU of at least 0.5. Means over matched ones.\n")
+    say("Detections by minimum score. Matched: same class, boxes with an IoU of at least 0.5. Means are over matched pairs.\n")
     say(detection_table(found.detections))
     if before is not None:
         say(f"\nThe same for {baseline}:\n{detection_table(before.detections)}")
@@ -74,7 +74,7 @@ def title(name: str, part: Comparison) -> str:
 
 
 def detection_table(rows: Sequence[Agreement]) -> str:
-    """Return one row per smallest score."""
+    """Return the table of detections, with one row per minimum score."""
     heads = (
         "score",
         "float",

@@ -109,7 +109,7 @@ def run(
         )
         return
     if calibration.choice is not None:
-        say(account(calibration.choice, "the classes of proposals") + "\n")
+        say(account(calibration.choice, "classification accuracy on proposals") + "\n")
     spent = f"calibrated in {calibrated - start:.1f} s, lowered and proved in {lowered - calibrated:.1f} s"
     stages = "1 stage" if program.stages == 1 else f"{program.stages} stages"
     say(

@@ -58,7 +58,7 @@ def run(methods: str | None, bits: str | None, options: DetectorStudyOptions, ou
 
 
 def _weights(given: Sequence[str] | None) -> dict[str, Path]:
-    """Parse --weights: FILE or NAME=FILE, several of them or separated by commas. Returns {name in the table: file}."""
+    """Parse --weights: FILE or NAME=FILE, separated by commas or in several options. Returns {name in the table: file}."""
     found: dict[str, Path] = {}
     for word in (word for each in given or () for word in each.split(",") if word):
         name, equals, file = word.partition("=")

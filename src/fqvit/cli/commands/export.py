@@ -21,7 +21,7 @@ from fqvit.system.text import size
 
 # {kind: (module of export/, suffix of the default output name)}. If the suffix has no dot, the output is a folder.
 KINDS = {"onnx": ("onnx", ".onnx"), "qdq": ("qdq", ".qdq.onnx"), "c": ("c", "_c"), "vectors": ("vectors", "_vectors")}
-# {option: its kinds}
+# {option: the kinds of export that accept it}
 OPTIONS = {"target": ("qdq",), "attention": ("qdq",), "image": ("vectors",), "prefix": ("c",), "size": ("onnx", "c")}
 DETECTOR_KINDS = ("onnx", "c", "vectors")  # each is a module of detect/export/ and writes a folder
 

@@ -130,7 +130,7 @@ def default_cache() -> Path:
 
 @dataclass
 class CellCounts:
-    """How the cells of a table went. failed: one message per failed cell. reused: number of cells from the cache."""
+    """The outcome of the cells of a table. failed: one message per failed cell. reused: number of cells from the cache."""
 
     failed: list[str] = field(default_factory=list)
     reused: int = 0
@@ -138,7 +138,7 @@ class CellCounts:
 
 @dataclass
 class StudyResults(CellCounts):
-    """Results of all cells. rows: finished cells. layers: those of each model, from which its bit operations are counted"""
+    """Results of all cells. rows: finished cells. layers: the layers of each model, for counting its bit operations"""
 
     rows: list[Row] = field(default_factory=list)
     layers: dict[str, list[Layer]] = field(default_factory=dict)

@@ -48,7 +48,7 @@ def export(program: DetectorProgram, path: str | Path, size: Size | None = None)
 
 
 class DetectorCode:
-    """The text of detector.h and detector.c. emitters: of the networks, by the names of their folders"""
+    """The text of detector.h and detector.c. emitters: one per network, by the name of its folder"""
 
     def __init__(self, program: DetectorProgram, size: Size, emitters: dict[str, CEmitter]) -> None:
         self.program, self.size, self.emitters = program, size, emitters
@@ -87,7 +87,7 @@ class DetectorCode:
         candidates = max(levels, pairs)
         lines = ["/* ---- memory ---- */", ""]
         arena = max(emitter.plan.arena_bytes for emitter in self.emitters.values())
-        lines.append(f"static uint8_t arena[{arena}]; /* of one network at a time */")
+        lines.append(f"static uint8_t arena[{arena}]; /* used by one network at a time */")
         for i, cell in enumerate(cells[: c.maps]):
             lines.append(f"static uint8_t map_{i}[{cell * self.channels}];")
         for i, cell in enumerate(cells):
@@ -211,7 +211,7 @@ def _readme(program: DetectorProgram, size: Size) -> str:
     ./detect pixels.rgb HEIGHT WIDTH [ORIGINAL_HEIGHT ORIGINAL_WIDTH [masks.bin]]
 
 prints one object per line, best first: label, score in 2^-24, and x1 y1 x2 y2 in 1/256 pixel of the original image.
-masks.bin gets one byte per pixel of the original image and object.
+masks.bin gets one mask per object, with one byte per pixel of the original image.
 
 pixels.rgb has HEIGHT rows of WIDTH pixels of 3 bytes (red, green, blue). Resize the image, with its aspect ratio kept, to the
 largest size with a short side of at most {s.short} and a long side of at most {s.long}, {rule}. This

@@ -15,7 +15,7 @@ from fqvit.export.folder import check_free, replacing_folder, write_manifest
 from fqvit.export.onnx.writer import model
 
 FORMAT = "detector onnx 1"
-BUILT = ("results.json",)  # where detect.py is shown to write its results
+BUILT = ("results.json",)  # a file that detect.py may have written; a new export may replace it
 
 
 def export(program: DetectorProgram, path: str | Path, size: Size | None = None) -> None:

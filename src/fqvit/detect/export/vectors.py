@@ -1,7 +1,7 @@
 """Write golden vectors of a detector: every buffer of every network, and inputs and outputs of every integer part.
 
 networks/NAME has the vectors of one network (export/vectors.py): the pyramid at its stored size, the heads on one RoI. The
-arrays in parts/ are those of one whole detection, computed by the reference. docs/reference/detector-exports.md describes them.
+arrays in parts/ are those of one run of the detector on the reference. docs/reference/detector-exports.md describes them.
 """
 
 from __future__ import annotations

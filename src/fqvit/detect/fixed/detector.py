@@ -83,11 +83,11 @@ class IntegerDetector:
     def profile(self, image: Input) -> tuple[IntegerFound, list[OpTime]]:
         """Like detect, and also return the wall time of each step. Native backend only.
 
-        The steps are the ops of the pyramid, by the buffer that they write, the heads, by the name of their part, and the steps
-        between the networks, with the names and tags in native/detect/detector.h.
+        The steps are the ops of the pyramid (named by the buffer that they write), the heads (named by their network, such as
+        boxes.0), and the steps between the networks. native/detect/detector.h lists their tags.
         """
         if not isinstance(self._runner, _NativeDetector):
-            raise FqvitError("profile: the reference detector has no times. Use the native backend.")
+            raise FqvitError("profile: the reference backend measures no times. Use the native backend.")
         return self._runner.profile(image)
 
     def detect_image(self, image: Image.Image) -> IntegerFound:

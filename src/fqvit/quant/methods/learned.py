@@ -33,7 +33,7 @@ class SiteParameters:
         self.channels = len(q.scale)
         if role == "qkv" and self.channels > 3:
             third = self.channels // 3
-            shared = len(q.group(2).scale) == 1  # by the channels of V, and by attention times V
+            shared = len(q.group(2).scale) == 1  # one scale for all channels of V and of attention times V
             rest = torch.full((third,), 2) if shared else torch.arange(2, 2 + third)
             self.index = torch.cat([torch.zeros(third), torch.ones(third), rest]).long()
         elif role in ("context", "gelu"):

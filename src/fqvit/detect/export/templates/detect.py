@@ -172,7 +172,7 @@ def select(boxes: Array, logits: Array, deltas: Array, size: Size, c: Facts) -> 
 
 
 def axis_weights(low: int, high: int, cell: int, bins: int, size: int) -> Array:
-    """The weight of each of `size` cells in each bin of the interval low..high, [bins, size] in 2^-15. cell: its length"""
+    """The weight of each of `size` cells in each bin of low..high, [bins, size] in 2^-15. cell: the length of a cell"""
     samples = -((low - high) // (bins * cell))
     sums = np.zeros((bins, size), np.int64)
     if samples <= 0:

@@ -150,7 +150,7 @@ static uint32_t propose(const fqvit_detector* d, uint32_t height, uint32_t width
 
 /* ---- RoIAlign ---- */
 
-/* The weight of each of `size` cells in each bin of low..high, in 2^-15: weights [bins][size]. cell: its length.
+/* The weight of each of `size` cells in each bin of low..high, in 2^-15: weights [bins][size]. cell: cell length.
  * The cells first .. last - 1 have weights other than 0. */
 static void axis_weights(const fqvit_detector* d, int64_t low, int64_t high, int64_t cell, uint32_t bins, uint32_t size,
                          int32_t* weights, uint32_t* first, uint32_t* last) {

@@ -42,9 +42,8 @@ int main(int argc, char** argv) {
     original_width = argc > 5 ? strtol(argv[5], NULL, 10) : width;
     if (height <= DETECTOR_HEIGHT - 32 || height > DETECTOR_HEIGHT || width <= DETECTOR_WIDTH - 32 ||
         width > DETECTOR_WIDTH) {
-        fprintf(stderr,
-                "%s x %s pixels: expected at most %d x %d, and at most 31 less per side. Export again with --size.\n",
-                argv[2], argv[3], DETECTOR_HEIGHT, DETECTOR_WIDTH);
+        fprintf(stderr, "%s x %s pixels: expected height %d to %d and width %d to %d. Export again with --size.\n",
+                argv[2], argv[3], DETECTOR_HEIGHT - 31, DETECTOR_HEIGHT, DETECTOR_WIDTH - 31, DETECTOR_WIDTH);
         return 2;
     }
     if (original_height < 1 || original_width < 1 || original_height > 65535 || original_width > 65535) {
