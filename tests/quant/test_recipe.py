@@ -305,10 +305,10 @@ def test_a_file_merges_its_site_rules_into_those_of_its_base(tmp_path: Path) -> 
     assert recipe.sites["residual"] == SiteRule(bits=16, observer="omse")
 
 
-def test_check_detector_accepts_only_recipes_without_search_or_compensation() -> None:
-    for name in ("fqvit", "fast", "npu", "fq-vit", "fq-vit-original", "minmax"):
+def test_check_detector_rejects_weighted_rounding_and_recipes_without_integer_programs() -> None:
+    for name in ("fqvit", "fast", "npu", "fq-vit", "fq-vit-original", "minmax", "auto", "w4", "w6a6", "w4a4"):
         check_detector(RECIPES[name])
-    for name, words in (("auto", "max_loss is 0.5"), ("w4", "rounding is reconstructed"), ("partial", "no integer program")):
+    for name, words in (("embedding", "rounding is weighted"), ("partial", "no integer program")):
         with pytest.raises(FqvitError, match=f"^recipe {name}: .*{words}"):
             check_detector(RECIPES[name])
     searched = Recipe(name="searched", nonlinear="float", intervals="similarity", symmetric=True, attention="uniform")
