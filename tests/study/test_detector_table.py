@@ -29,21 +29,11 @@ from fqvit.study.detector_table import architecture, markdown, row
 from fqvit.study.methods import FLOAT, Method
 from fqvit.study.published import BOX_AP, DETECTORS, published_box_ap
 from tests.detect.detectors import CONFIGS
-from tests.detect.saved import shape_detector, write_all
+from tests.detect.saved import here as here
+from tests.detect.saved import home as home
+from tests.detect.saved import shape_detector
 
 SCORES = {f"{kind}_{name}": 40.0 for kind in ("box", "mask") for name in ("ap", "ap50", "ap75")}
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("home")
-    write_all(folder)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(home)
 
 
 DATA = ("--calib", "train", "--data", "val", "--annotations", "instances_val.json")

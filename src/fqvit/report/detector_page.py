@@ -53,7 +53,7 @@ def detector_pictures_of(report: DetectorReport) -> list[tuple[str, str]]:
 
 def subject_of_detector(report: DetectorReport) -> Subject:
     """Return what every page says about its program."""
-    program, speed = report.program, report.speed
+    program = report.program
     header = program.pyramid.header
     return Subject(
         model=program.model,
@@ -67,10 +67,7 @@ def subject_of_detector(report: DetectorReport) -> Subject:
         inspection=report.inspection,
         sites=report.sites,
         parameters=report.parameters,
-        integer_ms=speed.integer_ms,
-        float_ms=speed.float_ms,
-        isa=speed.isa,
-        rounds=speed.rounds,
+        speed=report.speed,
     )
 
 

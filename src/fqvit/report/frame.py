@@ -12,7 +12,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fqvit.errors import FqvitError
 from fqvit.evaluate.compare import Comparison as SiteComparison
@@ -22,6 +22,9 @@ from fqvit.report import MISSING, plots
 from fqvit.report.pareto import NOTHING, Comparison
 from fqvit.report.svg import asset
 from fqvit.system.text import size
+
+if TYPE_CHECKING:
+    from fqvit.report.speed import Speed
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,6 @@ class Subject:
     """What every page says about its program. recipe: as in the file's header   parameters: of the float model
 
     input: what the program reads, in words   calibration_images: number of images that it was calibrated with
-    integer_ms, float_ms: rough times per image   isa: instruction set of the engine   rounds: number of timed runs
     """
 
     model: str
@@ -80,21 +82,18 @@ class Subject:
     inspection: Inspection
     sites: SiteComparison
     parameters: int
-    integer_ms: float
-    float_ms: float
-    isa: str
-    rounds: int
+    speed: Speed
 
 
 def cards_of(subject: Subject) -> list[Card]:
     """Return the cards about size, speed and proofs."""
-    found, floats = subject.inspection, 4 * subject.parameters
-    times = f"{subject.integer_ms:.3g} ms per image, PyTorch {subject.float_ms:.3g} ms"
+    found, floats, speed = subject.inspection, 4 * subject.parameters, subject.speed
+    times = f"{speed.integer_ms:.3g} ms per image, PyTorch {speed.float_ms:.3g} ms"
     tightest = min((proof.headroom for proof in found.proofs), default=math.inf)
     return [
         Card("bits", bits_of(subject.recipe), "weights / activations / attention"),
         Card("file", size(found.total), f"{floats / found.total:.1f} times smaller than float32 ({size(floats)})"),
-        Card("speed (rough)", f"{subject.float_ms / subject.integer_ms:.1f}×", f"{times}; one thread, {subject.isa}"),
+        Card("speed (rough)", f"{speed.ratio:.1f}×", f"{times}; one thread, {speed.isa}"),
         Card("float operations", str(found.floats), f"in {len(found.ops)} ops, from pixels to the output"),
         Card("overflow proofs", f"{len(found.proofs):,}", f"all hold; the tightest has {tightest:.1f} bits of headroom"),
     ]
@@ -166,7 +165,7 @@ def _context(subject: Subject, about: About) -> dict[str, Any]:
         "bytes": [(kind, count, 100 * count / max(found.total, 1)) for kind, count in found.bytes.items()],
         "proofs": found.tightest(),
         "versions": _versions(),
-        "machine": _machine(subject.isa),
+        "machine": _machine(subject.speed.isa),
     }
 
 

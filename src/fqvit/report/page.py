@@ -157,7 +157,7 @@ def render(report: Report, about: About) -> str:
 
 def subject_of(report: Report) -> Subject:
     """Return what every page says about its program."""
-    header, speed = report.program.header, report.speed
+    header = report.program.header
     p = header.preprocess
     return Subject(
         model=header.model,
@@ -171,10 +171,7 @@ def subject_of(report: Report) -> Subject:
         inspection=report.inspection,
         sites=report.sites,
         parameters=report.parameters,
-        integer_ms=speed.integer_ms,
-        float_ms=speed.float_ms,
-        isa=speed.isa,
-        rounds=speed.rounds,
+        speed=report.speed,
     )
 
 
