@@ -377,14 +377,18 @@ def main() -> None:
     words = sys.argv[1:]
     out = words[words.index("-o") + 1] if "-o" in words[:-1] else None
     paths = [Path(word) for word in (words[: words.index("-o")] if "-o" in words else words)]
-    if not paths:
+    if not paths or words[0] in ("-h", "--help"):
         raise SystemExit("usage: python detect.py IMAGE... [-o results.json]")
     numbers = [int(path.stem) for path in paths if path.stem.isdigit()]
     ids = numbers if len(set(numbers)) == len(paths) else list(range(1, len(paths) + 1))
     detector, results = Detector(Path(__file__).parent), []
     for path, number in zip(paths, ids):
-        with Image.open(path) as image:
-            pixels = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        try:
+            with Image.open(path) as image:
+                pixels = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            sys.stderr.write(f"{path}: cannot be read as an image: {error}\n")
+            raise SystemExit(2) from None
         results += detector.results(pixels, number, str(path))
     text = "[" + ",\n".join(json.dumps(result, ensure_ascii=False) for result in results) + "]\n"
     sys.stdout.write(text) if out is None else Path(out).write_text(text, encoding="utf-8")
