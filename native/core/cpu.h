@@ -19,7 +19,7 @@ namespace fqvit {
 struct CpuFeatures {
     bool avx2 = false;          // 8 x i32
     bool avx_vnni = false;      // u8 x i8 dot products, 256 bits
-    bool avx512_vnni = false;   // the same, 512 bits (with F, BW and VL)
+    bool avx512_vnni = false;   // the same, 512 bits (with F, BW, VL and DQ)
     bool avx512_vbmi = false;   // permutations of bytes, 512 bits (with F, BW, VL, DQ and IFMA)
     bool neon = false;          // 4 x i32
     bool neon_dotprod = false;  // sdot, udot
@@ -41,9 +41,9 @@ inline CpuFeatures cpu_features() {
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
     const std::uint32_t subleaves = a;
     found.avx2 = saves_256 && bit(b, 5);
-    const bool avx512 = saves_512 && bit(b, 16) && bit(b, 30) && bit(b, 31);  // F, BW, VL
+    const bool avx512 = saves_512 && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // F, DQ, BW, VL
     found.avx512_vnni = avx512 && bit(c, 11);
-    found.avx512_vbmi = avx512 && bit(b, 17) && bit(b, 21) && bit(c, 1);
+    found.avx512_vbmi = avx512 && bit(b, 21) && bit(c, 1);
     if (subleaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) found.avx_vnni = saves_256 && bit(a, 4);
     return found;
 }

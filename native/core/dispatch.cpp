@@ -8,13 +8,19 @@
 namespace fqvit {
 namespace {
 
+// Cascade Lake and Cooper Lake have VNNI, but not VBMI.
+KernelSet avx512_vnni(const CpuFeatures& cpu) {
+    if (!cpu.avx512_vnni) return {"avx512_vnni", nullptr, nullptr};
+    if (cpu.avx512_vbmi) return {"avx512_vnni", gemm_avx512_vnni(), kernels_avx512()};
+    return {"avx512_vnni", gemm_avx512_vnni_prefetch(), kernels_avx512bw()};
+}
+
 // Returns the kernels that this build contains and this CPU supports, fastest first.
 std::vector<KernelSet> available_kernels() {
     const CpuFeatures cpu = cpu_features();
     const Kernels* avx2 = cpu.avx2 ? kernels_avx2() : nullptr;
     const KernelSet all[] = {
-        // Cascade Lake and Cooper Lake have VNNI, but not VBMI.
-        {"avx512_vnni", cpu.avx512_vnni ? gemm_avx512_vnni() : nullptr, cpu.avx512_vbmi ? kernels_avx512() : avx2},
+        avx512_vnni(cpu),
         {"avx_vnni", cpu.avx_vnni ? gemm_avx_vnni() : nullptr, avx2},
         {"avx2", cpu.avx2 ? gemm_avx2() : nullptr, avx2},
         {"neon_i8mm", cpu.neon_i8mm && cpu.neon_dotprod ? gemm_neon_i8mm() : nullptr, kernels_neon_dotprod()},

@@ -121,7 +121,7 @@ void FusedAttention::expand_bias(std::int64_t head, std::int64_t first, std::int
 void FusedAttention::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t* scratch) const {
     Attention a = head();
     auto* expanded = reinterpret_cast<std::int32_t*>(scratch);
-    std::int64_t expanded_block = -1;
+    std::int64_t expanded_block = -1, packed_head = -1;
     if (!bias_.empty()) std::memset(expanded, 0, bias_bytes());
     // Items are ordered by head, then by block of queries, then by window, so that each bias is expanded once.
     for (std::int64_t item = begin; item < end; ++item) {
@@ -137,6 +137,8 @@ void FusedAttention::run(Frame frame, std::int64_t begin, std::int64_t end, std:
         const auto at = [&](const HeadLayout& layout, std::int64_t token) {
             return layout.offset + window * layout.window + h * layout.head + token * layout.token;
         };
+        a.same_keys = windows_ == 1 && h == packed_head;
+        packed_head = h;
         kernels_->attention(a, frame[inputs[0]] + at(layout_.q, first), frame[inputs[1]] + at(layout_.k, 0),
                             frame[inputs[2]] + at(layout_.v, 0), bias_.empty() ? nullptr : expanded,
                             region_.empty() ? nullptr : region_.data() + window * a.tokens,

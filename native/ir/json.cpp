@@ -9,6 +9,8 @@
 
 namespace fqvit {
 
+using JsonInput = nlohmann::detail::iterator_input_adapter<std::string_view::const_iterator>;
+
 // Receives the tokens. Each function returns whether to go on.
 struct JsonDocument::Parser : nlohmann::json_sax<nlohmann::json> {
     Parser(JsonDocument& document, JsonRules rules) : document(document), rules(rules) {}
@@ -86,8 +88,9 @@ JsonDocument::JsonDocument(std::string_view json, const char* name, JsonRules ru
     Parser parser(*this, rules);
     // The tokenizer would skip a byte order mark and stop at a NUL byte.
     const bool plain = !json.starts_with("\xEF\xBB\xBF") && json.find('\0') == std::string_view::npos;
-    const bool parsed =
-        plain && nlohmann::json::sax_parse(json.begin(), json.end(), &parser, nlohmann::json::input_format_t::json);
+    // Not nlohmann::json::sax_parse, which would also compile the readers of binary formats, 20 KB.
+    nlohmann::detail::parser<nlohmann::json, JsonInput> tokens(JsonInput(json.begin(), json.end()));
+    const bool parsed = plain && tokens.sax_parse(&parser);
     require(parsed, name, " is not JSON");
 }
 

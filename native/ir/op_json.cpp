@@ -241,42 +241,59 @@ bool read_tagged(std::string_view tag, Json json, const Where& where, OpFields& 
     }
 }
 
-// Return default values as JSON. The default of a zero point is one number.
-std::string as_json(std::int64_t value) { return std::to_string(value); }
-std::string as_json(bool value) { return value ? "true" : "false"; }
-std::string as_json(LinearOut value) {
-    return '"' + std::string(Names<LinearOut>::names[static_cast<std::size_t>(value)]) + '"';
+// Append default values as JSON. The default of a zero point is one number.
+void append_value(std::string& out, std::int64_t value) { out += std::to_string(value); }
+void append_value(std::string& out, bool value) { out += value ? "true" : "false"; }
+void append_value(std::string& out, LinearOut value) {
+    ((out += '"') += Names<LinearOut>::names[static_cast<std::size_t>(value)]) += '"';
 }
-std::string as_json(const Zero& zero) { return as_json(zero.values.front()); }
-std::string as_json(const std::vector<std::int64_t>& values) { return values.empty() ? "[]" : "not empty"; }
+void append_value(std::string& out, const Zero& zero) { append_value(out, zero.values.front()); }
+void append_value(std::string& out, const std::vector<std::int64_t>& values) {
+    out += values.empty() ? "[]" : "not empty";
+}
 template <class T>
-std::string as_json(const std::optional<T>& value) {
-    return value.has_value() ? "not null" : "null";
+void append_value(std::string& out, const std::optional<T>& value) {
+    out += value.has_value() ? "not null" : "null";
+}
+
+// Appends a string and then a colon, after a comma if this is not the first member of an object.
+void append_key(std::string& out, const char* name) {
+    if (out.back() != '{') out += ", ";
+    ((out += '"') += name) += "\": ";
+}
+
+// Appends a field, up to its default value.
+void append_field(std::string& out, const char* name, bool required) {
+    append_key(out, name);
+    out += required ? "{\"required\": true" : "{\"required\": false";
 }
 
 template <class T>
-std::string list_fields() {
+void append_fields(std::string& out, const char* tag) {
+    append_key(out, tag);
+    out += '{';
     const T defaults{};
-    std::string out;
     const auto add = [&](const auto& field) {
         using Member = std::remove_cvref_t<decltype(defaults.*(field.MEMBER))>;
-        out += std::string(out.empty() ? "{\"" : ", \"") + field.name + "\": {\"required\": " + as_json(field.required);
-        if constexpr (requires(const Member& value) { as_json(value); }) {
-            if (!field.required) out += ", \"default\": " + as_json(defaults.*(field.MEMBER));
+        append_field(out, field.name, field.required);
+        if constexpr (requires(const Member& value) { append_value(out, value); }) {
+            if (!field.required) {
+                append_key(out, "default");
+                append_value(out, defaults.*(field.MEMBER));
+            }
         }
-        out += "}";
+        out += '}';
     };
-    std::apply([&](const auto&... fields) { (add(fields), ...); }, Description<T>::fields());
-    return out + "}";
+    static constexpr auto FIELDS = Description<T>::fields();
+    std::apply([&](const auto&... fields) { (add(fields), ...); }, FIELDS);
+    out += '}';
 }
 
 template <std::size_t... I>
 std::string list_alternatives(std::index_sequence<I...>) {
-    std::string out = "{\"term\": " + list_fields<TermFields>();
-    const auto add = [&]<class Fields>(const Fields*) {
-        out += std::string(", \"") + Fields::TAG + "\": " + list_fields<Fields>();
-    };
-    (add(static_cast<const std::variant_alternative_t<I, OpFields>*>(nullptr)), ...);
+    std::string out = "{";
+    append_fields<TermFields>(out, "term");
+    (append_fields<std::variant_alternative_t<I, OpFields>>(out, std::variant_alternative_t<I, OpFields>::TAG), ...);
     return out + "}";
 }
 

@@ -23,11 +23,12 @@ public:
     // Columns past O are 0. `block` was written by Gemm::pack_rows.
     virtual void multiply(std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const = 0;
     virtual std::size_t bytes() const = 0;
-    // The same product in K-blocks whose activations fit in the L1 cache. K-block 0 writes acc, the others add to it.
+    // The same product of panels first..last - 1 in K-blocks whose activations fit in the L1 cache. K-block 0 writes
+    // the tiles, the others add to them. acc: the tile of the first panel; stride: elements between two tiles
     virtual int k_blocks() const { return 1; }
-    virtual void multiply_k_block(int, std::int64_t panel, const std::uint8_t* block, int rows,
-                                  std::int32_t* acc) const {
-        multiply(panel, block, rows, acc);
+    virtual void multiply_k_block(int, std::int64_t first, std::int64_t last, const std::uint8_t* block, int rows,
+                                  std::int32_t* acc, std::int64_t stride) const {
+        for (; first < last; ++first, acc += stride) multiply(first, block, rows, acc);
     }
     // Change the order of the outputs or inputs: new output (or input) i is the old one order[i]. Return false and
     // change nothing if this is not supported.
@@ -62,6 +63,7 @@ const Gemm* gemm_scalar();
 const Gemm* gemm_avx2();
 const Gemm* gemm_avx_vnni();
 const Gemm* gemm_avx512_vnni();
+const Gemm* gemm_avx512_vnni_prefetch();  // for CPUs without VBMI
 const Gemm* gemm_neon();
 const Gemm* gemm_neon_dotprod();
 const Gemm* gemm_neon_i8mm();

@@ -12,6 +12,8 @@
 
 namespace fqvit {
 
+struct TableLines;
+
 // y = clamp(round_shift(acc * mult[c], shift[c]) + zero[c], 0, last)
 struct Requantization {
     const std::uint32_t* mult;
@@ -53,6 +55,7 @@ struct Epilogue {
     Requantization requantization;
     const void* tables;          // LOOKUP: u8 or u16 entries
     const std::int32_t* starts;  // LOOKUP: first entry of the table of each channel
+    const TableLines* lines;     // LOOKUP: the tables in another form (table_lines.h), or null
     Residual residual;
     bool low_half;   // ADD: every shift is <= 32 and the shifted sum fits in i32, so it is the low half of 64 bits
     bool high_half;  // ADD: every shift is >= 32 and the sum is below 2^62, so its high half has all bits of the result
@@ -134,6 +137,7 @@ struct Attention {
     std::int32_t v_zero, y_zero, y_last;
     std::int64_t mult;
     int shift;
+    bool same_keys;  // keys, values and scratch are those of the call before, so kernels need not pack them again
 };
 
 struct Kernels {
@@ -154,7 +158,8 @@ struct Kernels {
 
 const Kernels* kernels_scalar();
 const Kernels* kernels_avx2();
-const Kernels* kernels_avx512();  // needs VNNI and CpuFeatures::avx512_vbmi
+const Kernels* kernels_avx512();    // needs CpuFeatures::avx512_vnni and avx512_vbmi
+const Kernels* kernels_avx512bw();  // needs CpuFeatures::avx512_vnni
 const Kernels* kernels_neon();
 const Kernels* kernels_neon_dotprod();
 const Kernels* kernels_simd128();

@@ -78,6 +78,14 @@ bool FusedTables::fuse(const Lookup& lookup, Epilogue& epilogue) {
             tables_[i] = static_cast<std::uint8_t>(lookup.tables[i]);
         }
     }
+    if (!epilogue.wide && lookup.length == TableLines::LENGTH) {
+        lines_.resize(count / TableLines::LENGTH);
+        bool fits = true;
+        for (std::size_t i = 0; i < lines_.size() && fits; ++i) {
+            fits = make_table_lines(tables_.data() + i * TableLines::LENGTH, lines_[i]);
+        }
+        if (!fits) lines_.clear();
+    }
     return true;
 }
 

@@ -220,16 +220,17 @@ void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
             packed_block = row_block;
         }
         const std::int64_t first = panels_ * group / panel_groups_, last = panels_ * (group + 1) / panel_groups_;
-        const int k_blocks = packed.k_blocks();
-        for (int k_block = 0; k_block < k_blocks; ++k_block) {
-            for (std::int64_t panel = first; panel < last; ++panel) {
-                std::int32_t* tile = k_blocks == 1 ? acc : acc + (panel - first) * tile_;
-                packed.multiply_k_block(k_block, panel, block, count, tile);
-                if (k_block + 1 < k_blocks) continue;
-                const std::int64_t channel = panel * gemm.columns;
-                const int valid = static_cast<int>(std::min<std::int64_t>(gemm.columns, outputs_ - channel));
-                kernels_->epilogue(epilogue, {tile, count, gemm.columns, valid, row, channel, outputs_}, frame[output]);
-            }
+        const int last_k_block = packed.k_blocks() - 1;
+        const std::int64_t tile = last_k_block == 0 ? 0 : tile_;  // with one K-block, the tiles share their memory
+        for (int k_block = 0; k_block < last_k_block; ++k_block) {
+            packed.multiply_k_block(k_block, first, last, block, count, acc, tile);
+        }
+        for (std::int64_t panel = first; panel < last; ++panel) {
+            std::int32_t* sums = acc + (panel - first) * tile;
+            packed.multiply_k_block(last_k_block, panel, panel + 1, block, count, sums, tile);
+            const std::int64_t channel = panel * gemm.columns;
+            const int valid = static_cast<int>(std::min<std::int64_t>(gemm.columns, outputs_ - channel));
+            kernels_->epilogue(epilogue, {sums, count, gemm.columns, valid, row, channel, outputs_}, frame[output]);
         }
     }
 }

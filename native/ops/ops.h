@@ -10,6 +10,7 @@
 #include "core/aligned.h"
 #include "kernels/gemm.h"
 #include "kernels/kernels.h"
+#include "kernels/table_lines.h"
 #include "ops/op.h"
 #include "ops/requantization.h"
 
@@ -38,12 +39,18 @@ public:
     // already sorted.
     std::vector<std::int32_t> sorting_order() const;
     void reorder(const std::vector<std::int32_t>& order);
-    void view(Epilogue& epilogue) const { epilogue.tables = tables_.data(), epilogue.starts = starts_.data(); }
-    std::size_t bytes() const { return tables_.size() + starts_.size() * sizeof(std::int32_t); }
+    void view(Epilogue& epilogue) const {
+        epilogue.tables = tables_.data(), epilogue.starts = starts_.data();
+        epilogue.lines = lines_.empty() ? nullptr : lines_.data();
+    }
+    std::size_t bytes() const {
+        return tables_.size() + starts_.size() * sizeof(std::int32_t) + lines_.size() * sizeof(TableLines);
+    }
 
 private:
     std::vector<std::int32_t> starts_;
     std::vector<std::uint8_t> tables_;
+    AlignedVector<TableLines> lines_;  // empty if a table does not have this form
 };
 
 // y = clamp(round_shift(sum over both terms of (x - zero) * 2^alpha * mult, shift) + y_zero)

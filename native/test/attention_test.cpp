@@ -310,6 +310,7 @@ int main(int argc, char** argv) {
     const Entry entries[] = {
         {"avx2", kernels_avx2(), cpu.avx2, 4000},
         {"avx512", kernels_avx512(), cpu.avx512_vbmi && cpu.avx512_vnni, 4000},
+        {"avx512bw", kernels_avx512bw(), cpu.avx512_vnni, 4000},
         {"neon", kernels_neon(), cpu.neon, 1000},
         {"neon_dotprod", kernels_neon_dotprod(), cpu.neon_dotprod, 1000},
 #if defined(__wasm__)
@@ -317,6 +318,7 @@ int main(int argc, char** argv) {
 #endif
 #ifdef FQVIT_AVX512_SHIM
         {"avx512_shim", kernels_avx512_shim(), true, 1000},
+        {"avx512bw_shim", kernels_avx512bw_shim(), true, 1000},
 #endif
     };
     Tally all;

@@ -171,9 +171,11 @@ int main(int argc, char** argv) {
         {"avx2", gemm_avx2(), cpu.avx2},
         {"avx_vnni", gemm_avx_vnni(), cpu.avx_vnni},
         {"avx512_vnni", gemm_avx512_vnni(), cpu.avx512_vnni},
+        {"avx512_vnni_prefetch", gemm_avx512_vnni_prefetch(), cpu.avx512_vnni},
 #if !defined(__wasm__)
         {"avx_vnni_shim", gemm_avx_vnni_shim(), true},
         {"avx512_vnni_shim", gemm_avx512_vnni_shim(), true},
+        {"avx512_vnni_prefetch_shim", gemm_avx512_vnni_prefetch_shim(), true},
 #endif
         {"neon", gemm_neon(), cpu.neon},
         {"neon_dotprod", gemm_neon_dotprod(), cpu.neon_dotprod},

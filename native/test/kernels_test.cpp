@@ -15,6 +15,7 @@
 #include "core/cpu.h"
 #include "core/fixed.h"
 #include "kernels/quick_norm.h"
+#include "kernels/table_lines.h"
 #include "ops/requantization.h"
 #include "test/random.h"
 
@@ -59,18 +60,36 @@ struct EpilogueCase {
     AlignedVector<std::int32_t> acc, bias;
     std::vector<std::int32_t> starts, x_zero, x_alpha, x_mult;
     std::vector<std::uint8_t> tables, x;
+    AlignedVector<TableLines> lines;
     RequantizationConstants constants;
     std::size_t y_bytes = 0;
 
     std::string describe() const {
         return "epilogue " + std::to_string(e.kind) + (e.wide ? ", wide" : "") + ", " + std::to_string(tile.rows) +
                " rows, " + std::to_string(tile.valid_columns) + " columns, form " +
-               std::to_string(e.requantization.form) +
+               std::to_string(e.requantization.form) + (e.lines != nullptr ? ", lines" : "") +
                (e.low_half    ? ", low half"
                 : e.high_half ? ", high half"
                               : "");
     }
 };
+
+// Replaces the tables by smooth ones, with slopes of at most 3 per entry and some clamped entries, and sets their other
+// form.
+void make_lines(Random& random, EpilogueCase& made) {
+    made.lines.resize(made.tables.size() / TableLines::LENGTH);
+    for (std::size_t i = 0; i < made.lines.size(); ++i) {
+        std::uint8_t* table = made.tables.data() + i * TableLines::LENGTH;
+        std::int64_t at = 16 * random.within(0, 255), slope = 0;  // in units of 1/16
+        for (std::int64_t j = 0; j < TableLines::LENGTH; ++j) {
+            if (j % 16 == 0) slope = random.within(-48, 48);
+            at = std::clamp<std::int64_t>(at + slope, -100, 4200);
+            table[j] = static_cast<std::uint8_t>(std::clamp<std::int64_t>(at / 16, 0, 255));
+        }
+        if (!make_table_lines(table, made.lines[i])) return;
+    }
+    made.e.lines = made.lines.data();
+}
 
 void make_case(Random& random, EpilogueCase& made) {
     Epilogue& e = made.e;
@@ -79,7 +98,8 @@ void make_case(Random& random, EpilogueCase& made) {
     const bool wide_codes = codes && random.within(0, 3) == 0;  // LOOKUP: whether the index is u16
     e.wide = e.kind == Epilogue::LOOKUP ? random.within(0, 3) == 0 : wide_codes;
     const std::int64_t widest = random.within(0, 1) == 0 ? 1023 : 65535;
-    const std::int64_t last = wide_codes ? random.within(256, widest) : (1 << random.within(1, 8)) - 1;
+    const bool lines = e.kind == Epilogue::LOOKUP && !e.wide && random.within(0, 1) == 0;
+    const std::int64_t last = lines ? 1023 : wide_codes ? random.within(256, widest) : (1 << random.within(1, 8)) - 1;
 
     Tile& tile = made.tile;
     tile.channel = 8 * random.within(0, 8);
@@ -122,6 +142,7 @@ void make_case(Random& random, EpilogueCase& made) {
         made.starts = filled<std::int32_t>(
             channels, [&] { return (by_channel ? random.within(0, count - 1) : count - 1) * length; });
         e.tables = made.tables.data(), e.starts = made.starts.data();
+        if (!e.wide && length == TableLines::LENGTH && random.within(0, 2) != 0) make_lines(random, made);
     }
     if (adds) {
         e.residual.type = static_cast<Residual::Type>(random.within(Residual::U8, Residual::I16));
@@ -229,7 +250,9 @@ int main(int argc, char** argv) {
 #if defined(__x86_64__) && defined(__GNUC__)
         {"avx2", kernels_avx2(), cpu.avx2},
         {"avx512", kernels_avx512(), cpu.avx2 && cpu.avx512_vnni && cpu.avx512_vbmi},
+        {"avx512bw", kernels_avx512bw(), cpu.avx2 && cpu.avx512_vnni},
         {"avx512_shim", kernels_avx512_shim(), true},
+        {"avx512bw_shim", kernels_avx512bw_shim(), true},
 #endif
         {"neon", kernels_neon(), cpu.neon},
 #if defined(__wasm__)

@@ -22,9 +22,10 @@ def test_every_kernel_equals_the_scalar_one(compiler: Compiler) -> None:
     assert re.search(r"^[1-9]\d* passed, 0 failed$", output, re.MULTILINE), output
     counts = {name: int(count) for name, count in re.findall(r"^(\w+): (\d+) passed, 0 failed$", output, re.MULTILINE)}
     features = _native.cpu_features()
-    wanted = {"scalar"} | ({"avx512_shim"} if x86 else set())
+    wanted = {"scalar"} | ({"avx512_shim", "avx512bw_shim"} if x86 else set())
     wanted |= {"avx2"} if features["avx2"] else set()
     wanted |= {"avx512"} if features["avx512_vnni"] and features["avx512_vbmi"] else set()
+    wanted |= {"avx512bw"} if features["avx512_vnni"] else set()
     assert wanted <= set(counts)
     assert all(count > 5_000 for count in counts.values())
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.native.compilers import Compiler, core, run, tool
 
-SIMD = [name for name in core() if re.search(r"_(avx2|avx512|vnni|x86)\.cpp$", name)]
+SIMD = [name for name in core() if re.search(r"_(avx2|avx512|avx512bw|vnni|x86)\.cpp$", name)]
 # Files that the test of scalar code leaves out, with the reason.
 OTHERS = {
     "core/engine.cpp": "profile() measures seconds as a double",

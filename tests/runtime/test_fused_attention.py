@@ -54,6 +54,15 @@ def test_a_single_query_with_wider_values_and_separate_heads_is_fused() -> None:
     assert tags(draw, attention(draw)) == ["attention"]
 
 
+def test_blocks_of_queries_share_the_packed_keys_of_their_head() -> None:
+    # Few heads with many queries run in blocks of 252 queries; 301 keys need several blocks of values.
+    draw = Draw(np.random.default_rng(4), "random")
+    draw.buffer("q", (2, 600, 8))
+    draw.buffer("k", (2, 301, 8))
+    draw.buffer("v", (2, 301, 40))
+    assert tags(draw, attention(draw)) == ["attention"]
+
+
 def test_normalized_queries_with_one_multiplier_per_head_are_fused() -> None:
     draw = Draw(np.random.default_rng(3), "random")
     for name in ("x", "k", "v"):

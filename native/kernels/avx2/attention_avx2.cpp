@@ -5,11 +5,7 @@
 // the keys, and the products are corrected by terms per row and per column:
 //     sum (q - q_zero) * (k - k_zero) = sum q * (k - 128) + (128 - k_zero) * sum q - q_zero * sum (k - k_zero)
 // Packing also arranges the keys so that no sum in i16 can saturate, see KeyPanels.
-//
-// The second product multiplies i16 x i16 with vpmaddwd. This is exact because values minus their zero point need 9
-// bits, weights need 16, and the ops prove that every sum fits in i32. Values are packed once per head, in panels of 16
-// columns that store pairs of adjacent tokens. Tile: 6 rows x 16 columns. 12 accumulators, 2 vectors of values, 2
-// temporaries: all 16 registers.
+// values_avx2.h has the second product.
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include "kernels/avx2/attention_avx2.h"
@@ -23,6 +19,7 @@
 #include "kernels/avx2/avx2.h"
 #include "kernels/avx2/quads_avx2.h"
 #include "kernels/avx2/softmax_avx2.h"
+#include "kernels/avx2/values_avx2.h"
 #include "kernels/gemm.h"
 
 namespace fqvit {
@@ -30,13 +27,13 @@ namespace {
 
 using namespace avx2;
 
-constexpr int ROWS = TILE_ROWS, COLUMNS = 16, VALUE_ROWS = 6;
-constexpr std::int64_t MAX_WIDTH = 1024, MAX_TOKENS = 4096;
-constexpr int MAX_CANDIDATES = 4;  // quads that are tried as partners of a quad of keys
-// Bytes between rows of weights and scores. Constants, so that instructions hold row offsets as immediates. Not powers
-// of two, so that rows fall into different cache sets.
-constexpr int W_STRIDE = (MAX_TOKENS + 48) * 2;
-constexpr std::int64_t S_STRIDE = MAX_TOKENS + 32;
+constexpr int ROWS = TILE_ROWS, COLUMNS = 16;
+constexpr int SCORE_PANELS = 4;  // panels of keys whose scores are computed together
+constexpr int PANEL = ROWS * TILE_COLUMNS;
+static_assert(VALUE_COLUMNS <= SCORE_PANELS * TILE_COLUMNS);  // both products use the same tile
+constexpr std::int64_t MAX_WIDTH = 1024;
+constexpr int MAX_CANDIDATES = 4;                   // quads that are tried as partners of a quad of keys
+constexpr std::int64_t S_STRIDE = MAX_TOKENS + 32;  // bytes between rows of scores, not a power of two, like W_STRIDE
 
 // Offsets in the scratch memory.
 struct Layout {
@@ -53,69 +50,15 @@ struct Layout {
         key_offsets = reserve(tokens / TILE_COLUMNS * quads * 2 * static_cast<std::int64_t>(sizeof(std::uint16_t)));
         key_blocks = reserve(tokens / TILE_COLUMNS * static_cast<std::int64_t>(sizeof(KBlock)));
         key_terms = reserve(tokens * 4);
-        values = reserve(round_up(head.value_width, COLUMNS) * round_up(head.tokens, 2) * 2);
+        values = reserve(round_up(head.value_width, VALUE_COLUMNS) * round_up(head.tokens, 2) * 2);
         queries = reserve(quads * QUAD);
         scores = reserve(ROWS * S_STRIDE);
         weights = reserve(ROWS * W_STRIDE);
-        tile = reserve(2 * ROWS * TILE_COLUMNS * 4);
+        tile = reserve(SCORE_PANELS * ROWS * TILE_COLUMNS * 4);
         regions = reserve(S_STRIDE);
         end = at;
     }
 };
-
-// Adds the products of one pair of row r with the pairs of 16 columns.
-template <int r>
-FQVIT_INLINE void add_pair(__m256i& left, __m256i& right, const std::uint8_t* a, __m256i b_left, __m256i b_right) {
-    __m256i t, u;
-    asm volatile(
-        "vpbroadcastd %c[o](%[a]), %[t]\n\t"
-        "vpmaddwd %[bl], %[t], %[u]\n\t"
-        "vpmaddwd %[br], %[t], %[t]\n\t"
-        "vpaddd %[u], %[l], %[l]\n\t"
-        "vpaddd %[t], %[r], %[r]"
-        : [l] "+x"(left), [r] "+x"(right), [t] "=&x"(t), [u] "=&x"(u)
-        : [a] "r"(a), [o] "i"(W_STRIDE * r), [bl] "x"(b_left), [br] "x"(b_right), "m"(asm_input<W_STRIDE * r + 4>(a)));
-}
-
-// The micro-kernel: out[r][c] = sum over pairs of a[r] * b[c]. b: i16 [pairs][16][2]
-template <int... r>
-FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::uint8_t* a, const std::int16_t* b,
-                                std::int64_t pairs, std::int32_t* out) {
-    __m256i left[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
-    __m256i right[sizeof...(r)] = {((void)r, _mm256_setzero_si256())...};
-    for (; pairs > 0; --pairs, a += 4, b += 2 * COLUMNS) {
-        const __m256i b_left = load(b), b_right = load(b + COLUMNS);
-        (add_pair<r>(left[r], right[r], a, b_left, b_right), ...);
-    }
-    ((store(out + COLUMNS * r, left[r]), store(out + COLUMNS * r + 8, right[r])), ...);
-}
-
-template <int rows>
-FQVIT_AVX2 void multiply_values(const std::uint8_t* a, const std::int16_t* b, std::int64_t pairs, std::int32_t* out) {
-    multiply_rows(std::make_integer_sequence<int, rows>(), a, b, pairs, out);
-}
-
-using ValueKernel = void (*)(const std::uint8_t*, const std::int16_t*, std::int64_t, std::int32_t*);
-constexpr ValueKernel MULTIPLY_VALUES[VALUE_ROWS + 1] = {nullptr,
-                                                         multiply_values<1>,
-                                                         multiply_values<2>,
-                                                         multiply_values<3>,
-                                                         multiply_values<4>,
-                                                         multiply_values<5>,
-                                                         multiply_values<6>};
-
-// Loads 16 codes and subtracts the zero point, as i16. Reads only `count` bytes if that is less than 16.
-FQVIT_INLINE __m256i load_centered(const std::uint8_t* p, std::int64_t count, __m256i zero) {
-    __m128i codes;
-    if (count >= 16) {
-        codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    } else {
-        alignas(16) std::uint8_t copy[16] = {};
-        std::memcpy(copy, p, static_cast<std::size_t>(count));
-        codes = _mm_load_si128(reinterpret_cast<const __m128i*>(copy));
-    }
-    return _mm256_sub_epi16(_mm256_cvtepu8_epi16(codes), zero);
-}
 
 // K - 128 as weights of the micro-kernel, in panels of 8 tokens.
 struct KeyPanels {
@@ -198,28 +141,24 @@ FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, const Ke
     }
 }
 
-// Packs V as i16 [D / 16][T / 2][16][2]. The padding of T is 0.
-FQVIT_AVX2 void pack_values(const Attention& head, const std::uint8_t* v, std::int16_t* out) {
-    const __m256i zero = _mm256_set1_epi16(static_cast<short>(head.v_zero));
-    const std::int64_t pairs = (head.tokens + 1) / 2;
-    for (std::int64_t c = 0; c < head.value_width; c += COLUMNS) {
-        const std::int64_t count = std::min<std::int64_t>(16, head.value_width - c);
-        for (std::int64_t p = 0; p < pairs; ++p, out += 2 * COLUMNS) {
-            const __m256i a = load_centered(v + 2 * p * head.v_stride + c, count, zero);
-            const __m256i b = 2 * p + 1 < head.tokens ? load_centered(v + (2 * p + 1) * head.v_stride + c, count, zero)
-                                                      : _mm256_setzero_si256();
-            const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
-            store(out, _mm256_permute2x128_si256(low, high, 0x20));
-            store(out + COLUMNS, _mm256_permute2x128_si256(low, high, 0x31));
-        }
-    }
-}
+// Requantizes 32 accumulators: clamp(round_shift(acc * mult, shift) + zero, 0, last) with a shift of at least 32. half:
+// the rounding term. The zero point is added with 16 bits: values that saturate there are codes 0 or 255 in any case.
+struct ToCodes {
+    __m256i shift, zero, last;
 
-// 16 x i32 -> 16 x u8
-FQVIT_INLINE __m128i saturate_u8(__m256i left, __m256i right) {
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(left, right), 0xd8);
-    return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-}
+    FQVIT_AVX2 ToCodes(int s, std::int32_t z, std::int32_t most)
+        : shift(_mm256_set1_epi32(s - 32)),
+          zero(_mm256_set1_epi16(static_cast<short>(z))),
+          last(_mm256_set1_epi8(static_cast<char>(most))) {}
+
+    FQVIT_INLINE __m256i operator()(__m256i a, __m256i b, __m256i c, __m256i d, __m256i mult, __m256i half) const {
+        const RequantizeHigh high = {mult, mult, half, half, shift};
+        const __m256i low = _mm256_adds_epi16(_mm256_packs_epi32(high(a), high(b)), zero);
+        const __m256i upper = _mm256_adds_epi16(_mm256_packs_epi32(high(c), high(d)), zero);
+        const __m256i codes = _mm256_min_epu8(_mm256_packus_epi16(low, upper), last);
+        return _mm256_permutevar8x32_epi32(codes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    }
+};
 
 // Raises the shift up to 32 while mult stays below 2^31; mult * 2^j / 2^(shift + j) is the same ratio for every j.
 // Returns whether the shift is now 32 or more, which RequantizeHigh needs.
@@ -242,28 +181,42 @@ FQVIT_INLINE std::int32_t sum_codes(const std::uint8_t* p, std::int64_t count) {
 
 // Computes the score codes of `rows` queries against all keys, and writes 32 zeros after each row.
 // queries: packed   row_terms: (128 - k_zero) * sum q of each query
-FQVIT_AVX2 void compute_scores(const Attention& head, const RequantizeHigh& requantize_high,
-                               const std::uint8_t* queries, const std::int32_t* row_terms, const KeyPanels& keys,
-                               int rows, const std::int32_t* bias, std::uint8_t* scores, std::int32_t* tile) {
-    const __m256i zero = _mm256_set1_epi32(head.score_zero);
-    const __m128i last = _mm_set1_epi8(static_cast<char>(head.score_last));
-    const KBlock* block = keys.blocks;
-    for (std::int64_t t = 0; t < head.tokens; t += COLUMNS) {
-        for (int half = 0; half < 2; ++half, ++block) {
-            MULTIPLY_QUADS[rows](*block, queries, keys.offsets + block->offsets, keys.weights + block->weights,
-                                 keys.terms + t + half * TILE_COLUMNS, rows, tile + half * ROWS * TILE_COLUMNS);
+FQVIT_AVX2 void compute_scores(const Attention& head, std::int64_t mult, int shift, const std::uint8_t* queries,
+                               const std::int32_t* row_terms, const KeyPanels& keys, int rows, const std::int32_t* bias,
+                               std::uint8_t* scores, std::int32_t* tile) {
+    const ToCodes to_codes(shift, head.score_zero, head.score_last);
+    const __m256i mults = _mm256_set1_epi32(static_cast<int>(mult));
+    std::int64_t half[ROWS];
+    for (int r = 0; r < rows; ++r) {
+        // Without a bias, no accumulator wraps around before its term is added, so the term can be added after the
+        // multiplication.
+        half[r] = (std::int64_t{1} << (shift - 1)) + (bias == nullptr ? row_terms[r] * mult : 0);
+    }
+    const std::int64_t stride = round_up(head.tokens, COLUMNS), panels = stride / TILE_COLUMNS;
+    for (std::int64_t first = 0; first < panels; first += SCORE_PANELS) {
+        const std::int64_t t = first * TILE_COLUMNS;
+        const int count = static_cast<int>(std::min<std::int64_t>(SCORE_PANELS, panels - first));  // 2 or 4
+        for (int panel = 0; panel < count; ++panel) {
+            const KBlock& block = keys.blocks[first + panel];
+            MULTIPLY_QUADS[rows](block, queries, keys.offsets + block.offsets, keys.weights + block.weights,
+                                 keys.terms + t + panel * TILE_COLUMNS, rows, tile + panel * PANEL);
         }
         for (int r = 0; r < rows; ++r) {
-            const __m256i row_term = _mm256_set1_epi32(row_terms[r]);
-            __m256i left = _mm256_add_epi32(load(tile + r * TILE_COLUMNS), row_term);
-            __m256i right = _mm256_add_epi32(load(tile + (ROWS + r) * TILE_COLUMNS), row_term);
+            const std::int32_t* at = tile + r * TILE_COLUMNS;
+            __m256i v0 = load(at), v1 = load(at + PANEL), v2 = _mm256_setzero_si256(), v3 = v2;
+            if (count > 2) v2 = load(at + 2 * PANEL), v3 = load(at + 3 * PANEL);
             if (bias != nullptr) {
-                const std::int32_t* at = bias + r * round_up(head.tokens, COLUMNS) + t;
-                left = _mm256_add_epi32(left, load(at)), right = _mm256_add_epi32(right, load(at + 8));
+                const __m256i term = _mm256_set1_epi32(row_terms[r]);
+                const std::int32_t* b = bias + r * stride + t;
+                v0 = _mm256_add_epi32(v0, _mm256_add_epi32(load(b), term));
+                v1 = _mm256_add_epi32(v1, _mm256_add_epi32(load(b + 8), term));
+                if (count > 2) {
+                    v2 = _mm256_add_epi32(v2, _mm256_add_epi32(load(b + 16), term));
+                    v3 = _mm256_add_epi32(v3, _mm256_add_epi32(load(b + 24), term));
+                }
             }
-            const __m128i codes = saturate_u8(_mm256_add_epi32(requantize_high(left), zero),
-                                              _mm256_add_epi32(requantize_high(right), zero));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(scores + r * S_STRIDE + t), _mm_min_epu8(codes, last));
+            const __m256i codes = to_codes(v0, v1, v2, v3, mults, _mm256_set1_epi64x(half[r]));
+            store(scores + r * S_STRIDE + t, codes);
         }
     }
     for (int r = 0; r < rows; ++r) std::memset(scores + r * S_STRIDE + head.tokens, 0, 32);
@@ -290,8 +243,10 @@ FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, con
     std::uint8_t *queries = scratch + at.queries, *scores = scratch + at.scores, *regions = scratch + at.regions;
     auto* weights = reinterpret_cast<std::int16_t*>(scratch + at.weights);
     auto* tile = reinterpret_cast<std::int32_t*>(scratch + at.tile);
-    pack_keys(head, k, keys);
-    pack_values(head, v, values);
+    if (!head.same_keys) {
+        pack_keys(head, k, keys);
+        pack_values(head, v, values);
+    }
     if (region != nullptr) {
         std::memcpy(regions, region, static_cast<std::size_t>(head.tokens));
         std::memset(regions + head.tokens, 0, 32);
@@ -302,11 +257,10 @@ FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, con
     raise_shift(score_mult, score_shift);
     raise_shift(mult, shift);
     for (int s = head.shift; s < shift; ++s) factor *= 2;
-    const RequantizeHigh to_scores = RequantizeHigh::per_tensor(score_mult, score_shift);
     CodeWeights code_weights(head);
     const bool by_code = has_vector_softmax(head, region);
-    const __m256i y_zero = _mm256_set1_epi32(head.y_zero);
-    const __m128i y_last = _mm_set1_epi8(static_cast<char>(head.y_last));
+    const ToCodes to_codes(shift, head.y_zero, head.y_last);
+    const __m256i half = _mm256_set1_epi64x(std::int64_t{1} << (shift - 1));
     const std::int64_t pairs = (head.tokens + 1) / 2;
     for (std::int64_t first = 0; first < head.queries; first += ROWS) {
         const int rows = static_cast<int>(std::min<std::int64_t>(ROWS, head.queries - first));
@@ -316,9 +270,9 @@ FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, con
         for (int r = 0; r < rows; ++r) {
             row_terms[r] = (128 - head.k_zero) * sum_codes(q_rows + r * head.q_stride, head.width);
         }
-        compute_scores(head, to_scores, queries, row_terms, keys, rows,
+        compute_scores(head, score_mult, score_shift, queries, row_terms, keys, rows,
                        bias == nullptr ? nullptr : bias + first * round_up(head.tokens, COLUMNS), scores, tile);
-        RequantizeHigh requantize_high[ROWS];
+        std::int32_t row_mults[ROWS];
         for (int r = 0; r < rows; ++r) {
             std::uint8_t* row = scores + r * S_STRIDE;
             auto* row_weights = weights + r * (W_STRIDE / 2);
@@ -338,31 +292,30 @@ FQVIT_AVX2 void attention_avx2(const Attention& head, const std::uint8_t* q, con
             } else {
                 softmax_row(head, row, top, region, query_region, row_weights);
             }
-            requantize_high[r] = RequantizeHigh::per_tensor(row_mult, shift);
+            row_mults[r] = static_cast<std::int32_t>(head.sign * row_mult);
         }
         const std::int16_t* panel = values;
-        for (std::int64_t c = 0; c < head.value_width; c += COLUMNS, panel += pairs * 2 * COLUMNS) {
-            const std::int64_t count = std::min<std::int64_t>(16, head.value_width - c);
+        for (std::int64_t c = 0; c < head.value_width; c += VALUE_COLUMNS, panel += pairs * 2 * VALUE_COLUMNS) {
+            const std::int64_t count = std::min<std::int64_t>(VALUE_COLUMNS, head.value_width - c);
+            const ValueKernel* kernels = MULTIPLY_VALUES[count > COLUMNS ? 1 : 0];
+            for (std::int64_t pair = 0; pair < pairs; pair += VALUE_BLOCK) {
+                const std::int64_t block = std::min(VALUE_BLOCK, pairs - pair);
+                for (int r = 0; r < rows; r += VALUE_ROWS) {
+                    const auto* tile_weights = reinterpret_cast<const std::uint8_t*>(weights) + r * W_STRIDE + pair * 4;
+                    kernels[std::min(VALUE_ROWS, rows - r)](tile_weights, panel + pair * 2 * VALUE_COLUMNS, block,
+                                                            pair > 0, tile + r * VALUE_COLUMNS);
+                }
+            }
             for (int r = 0; r < rows; ++r) {
-                const int row = r % VALUE_ROWS;  // in the tile
-                if (row == 0) {
-                    const auto* tile_weights = reinterpret_cast<const std::uint8_t*>(weights) + r * W_STRIDE;
-                    MULTIPLY_VALUES[std::min(VALUE_ROWS, rows - r)](tile_weights, panel, pairs, tile);
-                }
-                __m256i left = load(tile + row * COLUMNS), right = load(tile + row * COLUMNS + 8);
-                if (head.sign < 0) {
-                    left = _mm256_sub_epi32(_mm256_setzero_si256(), left);
-                    right = _mm256_sub_epi32(_mm256_setzero_si256(), right);
-                }
-                const __m128i saturated = saturate_u8(_mm256_add_epi32(requantize_high[r](left), y_zero),
-                                                      _mm256_add_epi32(requantize_high[r](right), y_zero));
-                const __m128i codes = _mm_min_epu8(saturated, y_last);
+                const std::int32_t* at = tile + r * VALUE_COLUMNS;
+                const __m256i codes = to_codes(load(at), load(at + 8), load(at + 16), load(at + 24),
+                                               _mm256_set1_epi32(row_mults[r]), half);
                 std::uint8_t* out = y + (first + r) * head.y_stride + c;
-                if (count >= 16) {
-                    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), codes);
+                if (count == VALUE_COLUMNS) {
+                    store(out, codes);
                 } else {
-                    alignas(16) std::uint8_t copy[16];
-                    _mm_store_si128(reinterpret_cast<__m128i*>(copy), codes);
+                    alignas(32) std::uint8_t copy[32];
+                    store(copy, codes);
                     std::memcpy(out, copy, static_cast<std::size_t>(count));
                 }
             }

@@ -30,6 +30,7 @@
 
 #include "core/aligned.h"
 #include "kernels/avx2/avx2.h"
+#include "kernels/avx2/gemm_tile_avx2.h"
 #include "kernels/avx2/quads_avx2.h"
 
 namespace fqvit {
@@ -38,9 +39,7 @@ namespace {
 using namespace avx2;
 
 constexpr int ROWS = TILE_ROWS, COLUMNS = TILE_COLUMNS;
-constexpr int K_BLOCK = 96;         // quads; their cells fit in the L1 cache and their offsets in u16
 constexpr int MAX_CANDIDATES = 40;  // partners tried per quad
-constexpr int PREFETCH = 1024;      // prefetch distance, in bytes of weights
 static_assert(ROWS * COLUMNS <= MAX_TILE && K_BLOCK * QUAD <= 65536);
 
 // For each byte of a cell: the number of its input, and 255 if the complement 255 - x is stored, otherwise 0.
@@ -65,69 +64,6 @@ constexpr Window WINDOWS[] = {Window(0), Window(1), Window(2),  Window(3),  Wind
 constexpr int WINDOW_COUNT = sizeof WINDOWS / sizeof WINDOWS[0];
 constexpr int IN_ORDER_WINDOW = 1;
 static_assert(WINDOWS[IN_ORDER_WINDOW].offset == IN_ORDER && WINDOWS[IN_ORDER_WINDOW].complements == 0);
-
-// acc += two quads of row r. In assembly, because the order of instructions decides the speed and compilers spill
-// registers here.
-template <int r>
-FQVIT_INLINE void add_double(__m256i& acc, const std::uint8_t* a, const std::uint8_t* b, __m256i wa, __m256i wb,
-                             __m256i ones) {
-    __m256i t, u;
-    asm volatile(
-        "vpbroadcastd %c[o](%[a]), %[t]\n\t"
-        "vpmaddubsw %[wa], %[t], %[t]\n\t"
-        "vpbroadcastd %c[o](%[b]), %[u]\n\t"
-        "vpmaddubsw %[wb], %[u], %[u]\n\t"
-        "vpaddw %[u], %[t], %[t]\n\t"
-        "vpmaddwd %[ones], %[t], %[t]\n\t"
-        "vpaddd %[t], %[acc], %[acc]"
-        : [acc] "+x"(acc), [t] "=&x"(t), [u] "=&x"(u)
-        : [a] "r"(a), [b] "r"(b), [o] "i"(CELL * r), [wa] "x"(wa), [wb] "x"(wb), [ones] "x"(ones),
-          "m"(asm_input<CELL * r + 4>(a)), "m"(asm_input<CELL * r + 4>(b)));
-}
-
-// acc += one quad of row r.
-template <int r>
-FQVIT_INLINE void add_single(__m256i& acc, const std::uint8_t* a, __m256i wa, __m256i ones) {
-    __m256i t;
-    asm volatile(
-        "vpbroadcastd %c[o](%[a]), %[t]\n\t"
-        "vpmaddubsw %[wa], %[t], %[t]\n\t"
-        "vpmaddwd %[ones], %[t], %[t]\n\t"
-        "vpaddd %[t], %[acc], %[acc]"
-        : [acc] "+x"(acc), [t] "=&x"(t)
-        : [a] "r"(a), [o] "i"(CELL * r), [wa] "x"(wa), [ones] "x"(ones), "m"(asm_input<CELL * r + 4>(a)));
-}
-
-// The micro-kernel. rows: the number of rows to store, either all rows or all but the last.
-template <int... r>
-FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const KBlock& k_block, const std::uint8_t* block,
-                                const std::uint16_t* o, const std::int8_t* w, const std::int32_t* start, int rows,
-                                std::int32_t* out) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    const std::int32_t* from = start == nullptr ? out : start;
-    const int stride = start == nullptr ? COLUMNS : 0;
-    __m256i acc[sizeof...(r)] = {load(from + stride * r)...};
-    for (std::uint32_t i = k_block.doubles; i > 0; --i, o += 2, w += 64) {
-        const std::uint8_t *a = block + o[0], *b = block + o[1];
-        const __m256i wa = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
-        const __m256i wb = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + 32));
-        _mm_prefetch(reinterpret_cast<const char*>(w) + PREFETCH, _MM_HINT_T0);
-        (add_double<r>(acc[r], a, b, wa, wb, ones), ...);
-    }
-    for (std::uint32_t i = k_block.singles; i > 0; --i, ++o, w += 32) {
-        const __m256i wa = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
-        (add_single<r>(acc[r], block + o[0], wa, ones), ...);
-    }
-    constexpr int LAST = sizeof...(r) - 1;
-    ((r < LAST || rows > LAST ? _mm256_store_si256(reinterpret_cast<__m256i*>(out + COLUMNS * r), acc[r]) : (void)0),
-     ...);
-}
-
-template <int most_rows>
-FQVIT_AVX2 void multiply_tile(const KBlock& k_block, const std::uint8_t* block, const std::uint16_t* offsets,
-                              const std::int8_t* weights, const std::int32_t* start, int rows, std::int32_t* out) {
-    multiply_rows(std::make_integer_sequence<int, most_rows>(), k_block, block, offsets, weights, start, rows, out);
-}
 
 // ---- packing ----
 
@@ -220,17 +156,24 @@ public:
     }
 
     void multiply(std::int64_t panel, const std::uint8_t* block, int rows, std::int32_t* acc) const override {
-        for (int k_block = 0; k_block < k_blocks(); ++k_block) multiply_k_block(k_block, panel, block, rows, acc);
+        for (int k_block = 0; k_block < k_blocks(); ++k_block) {
+            multiply_k_block(k_block, panel, panel + 1, block, rows, acc, 0);
+        }
     }
 
     int k_blocks() const override { return static_cast<int>(k_blocks_); }
 
-    void multiply_k_block(int k_block, std::int64_t panel, const std::uint8_t* block, int rows,
-                          std::int32_t* acc) const override {
-        const KBlock& one = list_[static_cast<std::size_t>(k_block) * panels_ + static_cast<std::size_t>(panel)];
-        MULTIPLY_QUADS[rows](one, block + std::int64_t{k_block} * K_BLOCK * QUAD, offsets_.data() + one.offsets,
-                             weights_.data() + one.weights, k_block > 0 ? nullptr : start_.data() + panel * COLUMNS,
-                             rows, acc);
+    void multiply_k_block(int k_block, std::int64_t first, std::int64_t last, const std::uint8_t* block, int rows,
+                          std::int32_t* acc, std::int64_t stride) const override {
+        const KBlock* one =
+            list_.data() + static_cast<std::size_t>(k_block) * panels_ + static_cast<std::size_t>(first);
+        const std::int32_t* start = k_block > 0 ? nullptr : start_.data() + first * COLUMNS;
+        const MicroKernel kernel = MULTIPLY_QUADS[rows];
+        block += std::int64_t{k_block} * K_BLOCK * QUAD;
+        for (; first < last; ++first, ++one, acc += stride) {
+            kernel(*one, block, offsets_.data() + one->offsets, weights_.data() + one->weights, start, rows, acc);
+            if (start != nullptr) start += COLUMNS;
+        }
     }
 
     std::size_t bytes() const override {

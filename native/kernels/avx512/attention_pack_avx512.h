@@ -68,11 +68,7 @@ inline FQVIT_AVX512 void pack_keys(const Attention& head, const std::uint8_t* k,
 // weight w_min.
 inline FQVIT_AVX512 void pack_values(const Attention& head, const std::uint8_t* v, std::int8_t* out,
                                      std::int32_t* terms) {
-    alignas(64) static constexpr std::uint8_t TRANSPOSE[64] = {
-        0,  16, 32, 48, 1,  17, 33, 49, 2,  18, 34, 50, 3,  19, 35, 51, 4,  20, 36, 52, 5,  21,
-        37, 53, 6,  22, 38, 54, 7,  23, 39, 55, 8,  24, 40, 56, 9,  25, 41, 57, 10, 26, 42, 58,
-        11, 27, 43, 59, 12, 28, 44, 60, 13, 29, 45, 61, 14, 30, 46, 62, 15, 31, 47, 63};
-    const Vector flip = set_i8(-128), ones = set_i8(1), transpose = load(TRANSPOSE);
+    const Vector flip = set_i8(-128), ones = set_i8(1);
     const Vector least = set_i32(head.bytes->least_weight);
     const Vector zeros = set_i32(static_cast<std::int32_t>(head.tokens) * head.v_zero);
     const std::int64_t quads = (head.tokens + 3) / 4;
@@ -89,7 +85,7 @@ inline FQVIT_AVX512 void pack_values(const Attention& head, const std::uint8_t* 
                 const std::uint8_t *b = from + (rows > 1 ? head.v_stride : 0),
                                    *d = from + (rows > 2 ? 2 * head.v_stride : 0);
                 const std::uint8_t* e = from + (rows > 3 ? 3 * head.v_stride : 0);
-                const Vector quad = permute_i8(transpose, load_lanes(from, b, d, e, bytes));
+                const Vector quad = transpose_quads(load_lanes(from, b, d, e, bytes));
                 sum = dpbusd(sum, quad, rows == 4 ? ones : set_i32((1 << (8 * rows)) / 255));
                 store(out + q * 4 * columns + 4 * c, xor_bits(quad, flip));
             }

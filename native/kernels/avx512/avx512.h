@@ -1,6 +1,8 @@
-// Named operations on vectors of 512 bits. The kernels in this folder use only these, so that they can be compiled
-// twice: for AVX-512 (F, BW, VL, DQ, IFMA, VBMI and VNNI) and, with FQVIT_AVX512_SHIM, as plain C++ for tests on any
-// CPU (avx512_shim.h). Every operation that is added here must also be added there.
+// Named operations on vectors of 512 bits. The kernels in this folder use only these, so that they can be compiled for
+// two targets: AVX-512 with F, BW, VL, DQ, IFMA, VBMI and VNNI, and with FQVIT_AVX512_BW (files *_avx512bw.cpp) for
+// CPUs without IFMA and VBMI, such as Cascade Lake, whose permutations of bytes and products of 52 bits avx512_bw.h
+// composes of other operations. With FQVIT_AVX512_SHIM, both are compiled as plain C++ for tests on any CPU
+// (avx512_shim.h). Every operation that is added here must also be added there.
 //
 // A Vector has no element type: it holds 64 x 8, 32 x 16, 16 x 32 or 8 x 64 bits. Bit i of a mask belongs to element i.
 // Only functions with the target attribute are compiled for AVX-512, so that one build runs on every x86-64 CPU.
@@ -23,12 +25,19 @@
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
+#ifdef FQVIT_AVX512_BW
+#define FQVIT_AVX512_NAMESPACE avx512bw
+#define FQVIT_AVX512_KERNELS kernels_avx512bw
+#define FQVIT_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+#else
 #define FQVIT_AVX512_NAMESPACE avx512
-#define FQVIT_AVX512_NAME(name) name
+#define FQVIT_AVX512_KERNELS kernels_avx512
 #define FQVIT_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512ifma,avx512vbmi,avx512vnni")))
+#endif
+#define FQVIT_AVX512_SHARED avx512bw  // kernels that are compiled once, for both targets
 #define FQVIT_INLINE FQVIT_AVX512 __attribute__((always_inline)) inline
 
-namespace fqvit::avx512 {
+namespace fqvit::FQVIT_AVX512_NAMESPACE {
 
 using Vector = __m512i;
 
@@ -113,7 +122,8 @@ FQVIT_INLINE Vector sub_i16(Vector a, Vector b) { return _mm512_sub_epi16(a, b);
 FQVIT_INLINE Vector sub_i32(Vector a, Vector b) { return _mm512_sub_epi32(a, b); }
 FQVIT_INLINE Vector sub_i64(Vector a, Vector b) { return _mm512_sub_epi64(a, b); }
 
-// Products. mul_i32, mul_i64: low halves. mul_even: full 64-bit products of the even i32 elements.
+// Products. mul_i16, mul_i32, mul_i64: low halves. mul_even: full 64-bit products of the even i32 elements.
+FQVIT_INLINE Vector mul_i16(Vector a, Vector b) { return _mm512_mullo_epi16(a, b); }
 FQVIT_INLINE Vector mul_i32(Vector a, Vector b) { return _mm512_mullo_epi32(a, b); }
 FQVIT_INLINE Vector mul_i64(Vector a, Vector b) { return _mm512_mullo_epi64(a, b); }
 FQVIT_INLINE Vector mul_even(Vector a, Vector b) { return _mm512_mul_epi32(a, b); }
@@ -127,8 +137,10 @@ FQVIT_INLINE void add_dpbusd(Vector& acc, Vector u8, Vector i8) {
 }
 FQVIT_INLINE Vector dpwssd(Vector acc, Vector a, Vector b) { return _mm512_dpwssd_epi32(acc, a, b); }
 
+#ifndef FQVIT_AVX512_BW
 // acc + the low 52 bits of the product of the low 52 bits of a and b, as 8 x u64; wraps around.
 FQVIT_INLINE Vector madd52(Vector acc, Vector a, Vector b) { return _mm512_madd52lo_epu64(acc, a, b); }
+#endif
 
 // Bits.
 FQVIT_INLINE Vector and_bits(Vector a, Vector b) { return _mm512_and_si512(a, b); }
@@ -137,11 +149,13 @@ FQVIT_INLINE Vector xor_bits(Vector a, Vector b) { return _mm512_xor_si512(a, b)
 
 // Shifts by one count for all elements, or (..._each_...) by one count per element. Counts are at least 0 and less than
 // the number of bits of an element. sar: arithmetic, shr: logical.
+FQVIT_INLINE Vector shl_i16(Vector a, unsigned n) { return _mm512_slli_epi16(a, n); }
 FQVIT_INLINE Vector shl_i32(Vector a, unsigned n) { return _mm512_slli_epi32(a, n); }
 FQVIT_INLINE Vector shl_i64(Vector a, unsigned n) { return _mm512_slli_epi64(a, n); }
 FQVIT_INLINE Vector shr_i16(Vector a, unsigned n) { return _mm512_srli_epi16(a, n); }
 FQVIT_INLINE Vector shr_i32(Vector a, unsigned n) { return _mm512_srli_epi32(a, n); }
 FQVIT_INLINE Vector shr_i64(Vector a, unsigned n) { return _mm512_srli_epi64(a, n); }
+FQVIT_INLINE Vector sar_i16(Vector a, unsigned n) { return _mm512_srai_epi16(a, n); }
 FQVIT_INLINE Vector sar_i32(Vector a, unsigned n) { return _mm512_srai_epi32(a, n); }
 FQVIT_INLINE Vector sar_i64(Vector a, unsigned n) { return _mm512_srai_epi64(a, n); }
 // Only shl_each_i32 also accepts larger counts, which give 0.
@@ -149,6 +163,7 @@ FQVIT_INLINE Vector shl_each_i32(Vector a, Vector n) { return _mm512_sllv_epi32(
 FQVIT_INLINE Vector shl_each_i64(Vector a, Vector n) { return _mm512_sllv_epi64(a, n); }
 FQVIT_INLINE Vector sar_each_i32(Vector a, Vector n) { return _mm512_srav_epi32(a, n); }
 FQVIT_INLINE Vector sar_each_i64(Vector a, Vector n) { return _mm512_srav_epi64(a, n); }
+FQVIT_INLINE Vector shr_each_i16(Vector a, Vector n) { return _mm512_srlv_epi16(a, n); }
 FQVIT_INLINE Vector shr_each_i64(Vector a, Vector n) { return _mm512_srlv_epi64(a, n); }
 
 // Minimum and maximum.
@@ -170,7 +185,9 @@ FQVIT_INLINE std::uint8_t greater_i64(Vector a, Vector b) { return _mm512_cmpgt_
 FQVIT_INLINE std::uint64_t top_bits_i8(Vector a) { return _mm512_movepi8_mask(a); }
 // Whether a and b have a common bit.
 FQVIT_INLINE std::uint64_t test_i8(Vector a, Vector b) { return _mm512_test_epi8_mask(a, b); }
+FQVIT_INLINE std::uint32_t test_i16(Vector a, Vector b) { return _mm512_test_epi16_mask(a, b); }
 FQVIT_INLINE Vector select_i8(std::uint64_t mask, Vector a, Vector b) { return _mm512_mask_blend_epi8(mask, a, b); }
+FQVIT_INLINE Vector select_i16(std::uint32_t mask, Vector a, Vector b) { return _mm512_mask_blend_epi16(mask, a, b); }
 FQVIT_INLINE Vector select_i32(std::uint16_t mask, Vector a, Vector b) { return _mm512_mask_blend_epi32(mask, a, b); }
 FQVIT_INLINE Vector select_i64(std::uint8_t mask, Vector a, Vector b) { return _mm512_mask_blend_epi64(mask, a, b); }
 
@@ -181,26 +198,27 @@ FQVIT_INLINE Vector high_halves(Vector even, Vector odd) {
 
 // Permutations: element i is table[index[i]], where only the low bits of an index count. The table of permute2_... is
 // two vectors, `low` and then `high`.
+#ifndef FQVIT_AVX512_BW
 FQVIT_INLINE Vector permute_i8(Vector index, Vector table) { return _mm512_permutexvar_epi8(index, table); }
-// The same where the mask is set, else 0.
-FQVIT_INLINE Vector permute_i8(std::uint64_t mask, Vector index, Vector table) {
-    return _mm512_maskz_permutexvar_epi8(mask, index, table);
+FQVIT_INLINE Vector permute2_i8(Vector low, Vector index, Vector high) {
+    return _mm512_permutex2var_epi8(low, index, high);
 }
+#endif
 FQVIT_INLINE Vector permute_i16(Vector index, Vector table) { return _mm512_permutexvar_epi16(index, table); }
 FQVIT_INLINE Vector permute_i16(std::uint32_t mask, Vector index, Vector table) {
     return _mm512_maskz_permutexvar_epi16(mask, index, table);
 }
 FQVIT_INLINE Vector permute_i32(Vector index, Vector table) { return _mm512_permutexvar_epi32(index, table); }
 FQVIT_INLINE Vector permute_i64(Vector index, Vector table) { return _mm512_permutexvar_epi64(index, table); }
-FQVIT_INLINE Vector permute2_i8(Vector low, Vector index, Vector high) {
-    return _mm512_permutex2var_epi8(low, index, high);
-}
 FQVIT_INLINE Vector permute2_i16(Vector low, Vector index, Vector high) {
     return _mm512_permutex2var_epi16(low, index, high);
 }
 FQVIT_INLINE Vector permute2_i32(Vector low, Vector index, Vector high) {
     return _mm512_permutex2var_epi32(low, index, high);
 }
+
+// Within each lane of 128 bits: element i is table[index[i] % 16], or 0 if the top bit of index[i] is set.
+FQVIT_INLINE Vector shuffle_i8(Vector index, Vector table) { return _mm512_shuffle_epi8(table, index); }
 
 // Within each lane of 128 bits: packs a, then b, saturated; interleaves the low or the high halves of a and b.
 FQVIT_INLINE Vector pack_i32_as_i16(Vector a, Vector b) { return _mm512_packs_epi32(a, b); }
@@ -231,8 +249,14 @@ FQVIT_INLINE std::uint8_t largest_u8(Vector v) {
     return static_cast<std::uint8_t>(_mm_cvtsi128_si32(m));
 }
 
-}  // namespace fqvit::avx512
+}  // namespace fqvit::FQVIT_AVX512_NAMESPACE
 
+#endif
+
+#ifdef FQVIT_AVX512_BW
+#include "kernels/avx512/avx512_bw.h"
+#else
+#include "kernels/avx512/avx512_vbmi.h"
 #endif
 
 namespace fqvit::FQVIT_AVX512_NAMESPACE {

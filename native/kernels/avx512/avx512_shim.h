@@ -7,12 +7,18 @@
 #include <cstring>
 #include <limits>
 
+#ifdef FQVIT_AVX512_BW
+#define FQVIT_AVX512_NAMESPACE avx512bw_shim
+#define FQVIT_AVX512_KERNELS kernels_avx512bw_shim
+#else
 #define FQVIT_AVX512_NAMESPACE avx512_shim
-#define FQVIT_AVX512_NAME(name) name##_shim
+#define FQVIT_AVX512_KERNELS kernels_avx512_shim
+#endif
+#define FQVIT_AVX512_SHARED avx512bw_shim
 #define FQVIT_AVX512
 #define FQVIT_INLINE inline
 
-namespace fqvit::avx512_shim {
+namespace fqvit::FQVIT_AVX512_NAMESPACE {
 
 struct Vector {
     std::uint8_t bytes[64];
@@ -155,6 +161,9 @@ inline Vector sub_i16(Vector a, Vector b) { return sub<std::uint16_t>(a, b); }
 inline Vector sub_i32(Vector a, Vector b) { return sub<std::uint32_t>(a, b); }
 inline Vector sub_i64(Vector a, Vector b) { return sub<std::uint64_t>(a, b); }
 
+inline Vector mul_i16(Vector a, Vector b) {
+    return map<std::uint16_t>(a, b, [](std::uint32_t x, std::uint32_t y) { return x * y; });
+}
 inline Vector mul_i32(Vector a, Vector b) {
     return map<std::uint32_t>(a, b, [](std::uint32_t x, std::uint32_t y) { return x * y; });
 }
@@ -182,6 +191,7 @@ inline Vector dpbusd(Vector acc, Vector u8, Vector i8) { return dot<std::uint8_t
 inline void add_dpbusd(Vector& acc, Vector u8, Vector i8) { acc = dpbusd(acc, u8, i8); }
 inline Vector dpwssd(Vector acc, Vector a, Vector b) { return dot<std::int16_t, std::int16_t>(acc, a, b); }
 
+#ifndef FQVIT_AVX512_BW
 inline Vector madd52(Vector acc, Vector a, Vector b) {
     return make<std::uint64_t>([&](int i) {
         constexpr std::uint64_t low = (std::uint64_t{1} << 52) - 1;
@@ -189,6 +199,7 @@ inline Vector madd52(Vector acc, Vector a, Vector b) {
                (((get<std::uint64_t>(a, i) & low) * (get<std::uint64_t>(b, i) & low)) & low);
     });
 }
+#endif
 
 inline Vector and_bits(Vector a, Vector b) {
     return map<std::uint64_t>(a, b, [](std::uint64_t x, std::uint64_t y) { return x & y; });
@@ -214,12 +225,15 @@ inline Vector shl_each_i32(Vector a, Vector n) {
 inline Vector shl_each_i64(Vector a, Vector n) { return shl<std::uint64_t>(a, n); }
 inline Vector sar_each_i32(Vector a, Vector n) { return shr<std::int32_t>(a, n); }
 inline Vector sar_each_i64(Vector a, Vector n) { return shr<std::int64_t>(a, n); }
+inline Vector shr_each_i16(Vector a, Vector n) { return shr<std::uint16_t>(a, n); }
 inline Vector shr_each_i64(Vector a, Vector n) { return shr<std::uint64_t>(a, n); }
+inline Vector shl_i16(Vector a, unsigned n) { return shl<std::uint16_t>(a, set_i16(static_cast<std::int32_t>(n))); }
 inline Vector shl_i32(Vector a, unsigned n) { return shl_each_i32(a, set_i32(static_cast<std::int32_t>(n))); }
 inline Vector shl_i64(Vector a, unsigned n) { return shl_each_i64(a, set_i64(n)); }
 inline Vector shr_i16(Vector a, unsigned n) { return shr<std::uint16_t>(a, set_i16(static_cast<std::int32_t>(n))); }
 inline Vector shr_i32(Vector a, unsigned n) { return shr<std::uint32_t>(a, set_i32(static_cast<std::int32_t>(n))); }
 inline Vector shr_i64(Vector a, unsigned n) { return shr_each_i64(a, set_i64(n)); }
+inline Vector sar_i16(Vector a, unsigned n) { return shr<std::int16_t>(a, set_i16(static_cast<std::int32_t>(n))); }
 inline Vector sar_i32(Vector a, unsigned n) { return sar_each_i32(a, set_i32(static_cast<std::int32_t>(n))); }
 inline Vector sar_i64(Vector a, unsigned n) { return sar_each_i64(a, set_i64(n)); }
 
@@ -267,11 +281,16 @@ inline std::uint64_t top_bits_i8(Vector a) {
 inline std::uint64_t test_i8(Vector a, Vector b) {
     return make_mask<std::uint8_t>([&](int i) { return (get<std::uint8_t>(a, i) & get<std::uint8_t>(b, i)) != 0; });
 }
+inline std::uint32_t test_i16(Vector a, Vector b) {
+    return static_cast<std::uint32_t>(
+        make_mask<std::uint16_t>([&](int i) { return (get<std::uint16_t>(a, i) & get<std::uint16_t>(b, i)) != 0; }));
+}
 template <class T>
 Vector select(std::uint64_t mask, const Vector& a, const Vector& b) {
     return make<T>([&](int i) { return bit(mask, i) ? get<T>(b, i) : get<T>(a, i); });
 }
 inline Vector select_i8(std::uint64_t mask, Vector a, Vector b) { return select<std::int8_t>(mask, a, b); }
+inline Vector select_i16(std::uint32_t mask, Vector a, Vector b) { return select<std::int16_t>(mask, a, b); }
 inline Vector select_i32(std::uint16_t mask, Vector a, Vector b) { return select<std::int32_t>(mask, a, b); }
 inline Vector select_i64(std::uint8_t mask, Vector a, Vector b) { return select<std::int64_t>(mask, a, b); }
 
@@ -286,19 +305,25 @@ Vector permute2(const Vector& low, const Vector& index, const Vector& high) {
         return at < COUNT<T> ? get<T>(low, at) : get<T>(high, at - COUNT<T>);
     });
 }
+#ifndef FQVIT_AVX512_BW
 inline Vector permute_i8(Vector index, Vector table) { return permute2<std::uint8_t>(table, index, table); }
-inline Vector permute_i8(std::uint64_t mask, Vector index, Vector table) {
-    return select<std::uint8_t>(mask, zero(), permute_i8(index, table));
-}
+inline Vector permute2_i8(Vector low, Vector index, Vector high) { return permute2<std::uint8_t>(low, index, high); }
+#endif
 inline Vector permute_i16(Vector index, Vector table) { return permute2<std::uint16_t>(table, index, table); }
 inline Vector permute_i16(std::uint32_t mask, Vector index, Vector table) {
     return select<std::uint16_t>(mask, zero(), permute_i16(index, table));
 }
 inline Vector permute_i32(Vector index, Vector table) { return permute2<std::uint32_t>(table, index, table); }
 inline Vector permute_i64(Vector index, Vector table) { return permute2<std::uint64_t>(table, index, table); }
-inline Vector permute2_i8(Vector low, Vector index, Vector high) { return permute2<std::uint8_t>(low, index, high); }
 inline Vector permute2_i16(Vector low, Vector index, Vector high) { return permute2<std::uint16_t>(low, index, high); }
 inline Vector permute2_i32(Vector low, Vector index, Vector high) { return permute2<std::uint32_t>(low, index, high); }
+
+inline Vector shuffle_i8(Vector index, Vector table) {
+    return make<std::uint8_t>([&](int i) {
+        const int at = get<std::uint8_t>(index, i);
+        return at >= 128 ? std::uint8_t{0} : get<std::uint8_t>(table, i / 16 * 16 + at % 16);
+    });
+}
 
 // Lanes of 128 bits: the first half of each lane from a, the second from b.
 template <class From, class To>
@@ -346,4 +371,4 @@ inline std::int32_t sum_i32(Vector v) {
 }
 inline std::uint8_t largest_u8(Vector v) { return *std::max_element(v.bytes, v.bytes + 64); }
 
-}  // namespace fqvit::avx512_shim
+}  // namespace fqvit::FQVIT_AVX512_NAMESPACE

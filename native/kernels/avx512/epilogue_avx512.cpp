@@ -69,49 +69,21 @@ FQVIT_AVX512 void store_codes(const Epilogue& e, const Tile& tile, std::int64_t 
     }
 }
 
-// A table of 256 or 1024 u8 entries, read from memory, because the whole table does not fit in the registers. An index
-// is passed as its low 8 bits and the bits above them.
-template <int parts>
-struct Table {
-    const std::uint8_t* entries;
-
-    FQVIT_INLINE Vector operator()(Vector low, Vector high) const {
-        const std::uint64_t upper_half = top_bits_i8(low);
-        Vector found[parts];
-        for (int i = 0; i < parts; ++i) {
-            const std::uint8_t* part = entries + 256 * i;
-            found[i] = select_i8(upper_half, permute2_i8(load(part), low, load(part + 64)),
-                                 permute2_i8(load(part + 128), low, load(part + 192)));
-        }
-        if constexpr (parts == 1) return found[0];
-        const std::uint64_t odd = test_i8(high, set_i8(1)), second = test_i8(high, set_i8(2));
-        return select_i8(second, select_i8(odd, found[0], found[1]), select_i8(odd, found[2], found[3]));
-    }
-};
-
 // The constants of a LOOKUP for up to 32 columns.
 struct LookupColumns {
     Columns low, high;
     Vector last;
     std::uint16_t valid, valid_high;
 
-    // The low and the high bytes of the codes of two rows, in the order that BY_ROW describes.
-    struct Pair {
-        Vector low, high;
-    };
-    FQVIT_INLINE Pair operator()(const std::int32_t* acc, const std::int32_t* next) const {
-        const Vector first = row(acc), second = row(next), low_byte = set_i16(0xff);
-        return {pack_i16_as_u8(and_bits(first, low_byte), and_bits(second, low_byte)),
-                pack_i16_as_u8(shr_i16(first, 8), shr_i16(second, 8))};
-    }
-    FQVIT_INLINE Vector row(const std::int32_t* acc) const {
+    // The codes of one row, which pack_i32_as_u16 orders.
+    FQVIT_INLINE Vector operator()(const std::int32_t* acc) const {
         return min_u16(pack_i32_as_u16(low(load_i32(acc, valid)), high(load_i32(acc + LANES, valid_high))), last);
     }
 };
 
 // Looks up the columns of the mask in one table, in all rows.
-template <int parts>
-FQVIT_AVX512 void look_up(const Epilogue& e, const Tile& tile, std::int64_t c, std::int32_t start, std::uint32_t mask,
+template <class Table>
+FQVIT_INLINE void look_up(const Epilogue& e, const Tile& tile, std::int64_t c, std::uint32_t mask, const Table& table,
                           std::uint8_t* y) {
     const Requantization& q = e.requantization;
     const std::int64_t channel = tile.channel + c, count = tile.valid_columns - c;
@@ -119,21 +91,35 @@ FQVIT_AVX512 void look_up(const Epilogue& e, const Tile& tile, std::int64_t c, s
     const LookupColumns columns = {load_columns(q, channel, count), load_columns(q, channel + LANES, count - LANES),
                                    set_i16(q.last), static_cast<std::uint16_t>(valid),
                                    static_cast<std::uint16_t>(valid >> LANES)};
-    Table<parts> table{static_cast<const std::uint8_t*>(e.tables) + start};
-    alignas(64) std::uint8_t padded[256 * parts];
-    if (q.last + 1 < 256 * parts) {
-        std::memcpy(padded, table.entries, static_cast<std::size_t>(q.last) + 1);
-        table.entries = padded;
-    }
     const Vector by_row = load(BY_ROW);
     const std::int32_t* acc = tile.acc + c;
     y += tile.row * tile.stride + channel;
     for (int r = 0; r < tile.rows; r += 2, y += 2 * tile.stride, acc += 2 * tile.columns) {
         const bool both = r + 1 < tile.rows;
-        const LookupColumns::Pair codes = columns(acc, both ? acc + tile.columns : acc);
-        store_rows(y, tile.stride, mask, both, permute_i32(by_row, table(codes.low, codes.high)));
+        const Vector found = table(columns(acc), columns(both ? acc + tile.columns : acc));
+        store_rows(y, tile.stride, mask, both, permute_i32(by_row, found));
     }
 }
+
+template <int parts>
+FQVIT_AVX512 void look_up_large(const Epilogue& e, const Tile& tile, std::int64_t c, std::int32_t start,
+                                std::uint32_t mask, std::uint8_t* y) {
+    LargeTable<parts> table{static_cast<const std::uint8_t*>(e.tables) + start};
+    const std::int32_t last = e.requantization.last;
+    alignas(64) std::uint8_t padded[256 * parts];
+    if (last + 1 < 256 * parts) {
+        std::memcpy(padded, table.entries, static_cast<std::size_t>(last) + 1);
+        table.entries = padded;
+    }
+    look_up(e, tile, c, mask, table, y);
+}
+
+#ifdef FQVIT_AVX512_BW
+FQVIT_AVX512 void look_up_lines(const Epilogue& e, const Tile& tile, std::int64_t c, std::int32_t start,
+                                std::uint32_t mask, std::uint8_t* y) {
+    look_up(e, tile, c, mask, LineTable(e.lines[start / TableLines::LENGTH]), y);
+}
+#endif
 
 // LOOKUP of up to 1024 u8 entries, on up to 32 columns of all rows: runs once per distinct table, which stays in
 // registers. Linear sorts channels by table, so that most tiles use only one table (Kernels::groups_tables).
@@ -142,12 +128,18 @@ FQVIT_AVX512 void store_looked_up(const Epilogue& e, const Tile& tile, std::int6
     const std::int32_t* starts = e.starts + tile.channel + c;
     const Vector low = load_i32(starts, static_cast<std::uint16_t>(valid));
     const Vector high = load_i32(starts + LANES, static_cast<std::uint16_t>(valid >> LANES));
+    auto* const look_up_columns = [&] {
+#ifdef FQVIT_AVX512_BW
+        if (e.lines != nullptr) return look_up_lines;
+#endif
+        return e.requantization.last < 256 ? look_up_large<1> : look_up_large<4>;
+    }();
     for (std::uint32_t rest = valid; rest != 0;) {
         const std::int32_t start = starts[__builtin_ctz(rest)];
         const Vector wanted = set_i32(start);
         const std::uint32_t mask =
             rest & (equal_i32(low, wanted) | static_cast<std::uint32_t>(equal_i32(high, wanted)) << LANES);
-        (e.requantization.last < 256 ? look_up<1> : look_up<4>)(e, tile, c, start, mask, y);
+        look_up_columns(e, tile, c, start, mask, y);
         rest &= ~mask;
     }
 }
@@ -173,17 +165,12 @@ FQVIT_AVX512 void store_wide(const Epilogue& e, const Tile& tile, std::int64_t c
     }
 }
 
-// The multipliers of the residual of 16 columns: 8 x u64 for the even and 8 x u64 for the odd columns.
-struct ResidualColumns {
-    Vector mult_even, mult_odd;
-};
-
 // Folds bias and residual into the constants: (acc + bias) * m * 2^j + (x - x_zero) * 2^alpha * x_mult * 2^j, where
-// shift + j is the raised shift of `columns`. Returns whether x_mult * 2^(alpha + j) < 2^36, so that its products with
-// u16 fit in 52 bits. Nothing overflows: low_half means that the sum before its shift is below 2^(30 + shift), thus
-// below 2^62 with a shift of 32, and zero * 2^32 is below 2^48.
+// shift + j is the raised shift of `columns`. Returns whether alpha + j <= 6, as Factors require. Nothing overflows:
+// low_half means that the sum before its shift is below 2^(30 + shift), thus below 2^62 with a shift of 32, and zero *
+// 2^32 is below 2^48.
 FQVIT_INLINE bool fold_residual(const Epilogue& e, std::int64_t channel, std::int64_t count, Columns& columns,
-                                ResidualColumns& residual) {
+                                Factors& factors) {
     const std::uint16_t mask = first_16(count > 0 ? count : 0);
     const Vector bias = load_i32(e.bias + channel, mask), x_mult = load_i32(e.residual.mult + channel, mask);
     const Vector x_zero = load_i32(e.residual.zero + channel, mask), low = set_i64(0xffffffff);
@@ -191,51 +178,46 @@ FQVIT_INLINE bool fold_residual(const Epilogue& e, std::int64_t channel, std::in
     const Vector raised = sub_i32(add_i32(columns.shift, set_i32(32)), shift);
     const Vector scale = add_i32(load_i32(e.residual.alpha + channel, mask), raised);
     if ((greater_i32(scale, set_i32(6)) & mask) != 0) return false;
-    residual.mult_even = shl_each_i64(and_bits(x_mult, low), and_bits(scale, low));
-    residual.mult_odd = shl_each_i64(shr_i64(x_mult, 32), shr_i64(scale, 32));
-    columns.half_even = sub_i64(add_i64(columns.half_even, mul_even(bias, columns.mult)),
-                                mul_i64(and_bits(x_zero, low), residual.mult_even));
+    const Vector even = shl_each_i64(and_bits(x_mult, low), and_bits(scale, low));
+    const Vector odd = shl_each_i64(shr_i64(x_mult, 32), shr_i64(scale, 32));
+    factors.set(x_mult, scale, even, odd);
+    columns.half_even =
+        sub_i64(add_i64(columns.half_even, mul_even(bias, columns.mult)), mul_i64(and_bits(x_zero, low), even));
     columns.half_odd = sub_i64(add_i64(columns.half_odd, mul_even(shr_i64(bias, 32), columns.mult_odd)),
-                               mul_i64(shr_i64(x_zero, 32), residual.mult_odd));
+                               mul_i64(shr_i64(x_zero, 32), odd));
     return true;
 }
 
-// Returns the sums of 16 columns, not yet saturated. even: the positions of the codes of the even columns among the 32
-// words of x.
-FQVIT_INLINE Vector add_residual(const Columns& columns, const ResidualColumns& residual, Vector acc, Vector x,
-                                 Vector even) {
-    constexpr std::uint32_t LOWEST_WORDS = 0x11111111;
-    const Vector x_even = permute_i16(LOWEST_WORDS, even, x);
-    const Vector x_odd = permute_i16(LOWEST_WORDS, add_i64(even, set_i64(1)), x);
-    const Vector sum_even = add_i64(mul_even(acc, columns.mult), madd52(columns.half_even, x_even, residual.mult_even));
-    const Vector sum_odd =
-        add_i64(mul_even(shr_i64(acc, 32), columns.mult_odd), madd52(columns.half_odd, x_odd, residual.mult_odd));
+// Returns the sums of 16 columns, not yet saturated: the first (half = 0) or the last ones of x.
+template <int half>
+FQVIT_INLINE Vector add_residual(const Columns& columns, const Factors& factors, Vector acc, const ResidualCodes& x) {
+    Vector even = columns.half_even, odd = columns.half_odd;
+    x.add_products<half>(factors, even, odd);
+    const Vector sum_even = add_i64(mul_even(acc, columns.mult), even);
+    const Vector sum_odd = add_i64(mul_even(shr_i64(acc, 32), columns.mult_odd), odd);
     return sar_each_i32(high_halves(sum_even, sum_odd), columns.shift);
 }
 
 // ADD of u8 or u16 codes, on up to 32 columns of all rows. Returns false and stores nothing if a multiplier is too
 // large.
 FQVIT_AVX512 bool store_sums(const Epilogue& e, const Tile& tile, std::int64_t c, void* y) {
-    alignas(64) static constexpr std::int64_t EVEN[8] = {0, 2, 4, 6, 8, 10, 12, 14};
     alignas(64) static constexpr std::int64_t IN_ORDER[8] = {0, 2, 4, 6, 1, 3, 5, 7};
     const Requantization& q = e.requantization;
     const std::int64_t channel = tile.channel + c, count = tile.valid_columns - c;
     Columns low = load_columns(q, channel, count), high = load_columns(q, channel + LANES, count - LANES);
-    ResidualColumns x_low, x_high;
+    Factors x_low, x_high;
     if (!fold_residual(e, channel, count, low, x_low)) return false;
     if (!fold_residual(e, channel + LANES, count - LANES, high, x_high)) return false;
     const std::uint32_t mask = first_32(count);
     const auto valid = static_cast<std::uint16_t>(mask), valid_high = static_cast<std::uint16_t>(mask >> LANES);
-    const Vector last = set_i16(q.last), even = load(EVEN), even_high = add_i64(even, set_i64(LANES));
-    const Vector in_order = load(IN_ORDER);
+    const Vector last = set_i16(q.last), in_order = load(IN_ORDER);
     const bool wide_x = e.residual.type == Residual::U16;
     const std::int32_t* acc = tile.acc + c;
     std::int64_t at = tile.row * tile.stride + channel;
     for (int r = 0; r < tile.rows; ++r, acc += tile.columns, at += tile.stride) {
-        const Vector x = wide_x ? load_i16(static_cast<const std::uint16_t*>(e.residual.x) + at, mask)
-                                : load_u8_as_i16(static_cast<const std::uint8_t*>(e.residual.x) + at, mask);
-        const Vector sums = add_residual(low, x_low, load_i32(acc, valid), x, even);
-        const Vector sums_high = add_residual(high, x_high, load_i32(acc + LANES, valid_high), x, even_high);
+        const ResidualCodes x(e.residual.x, wide_x, at, mask);
+        const Vector sums = add_residual<0>(low, x_low, load_i32(acc, valid), x);
+        const Vector sums_high = add_residual<1>(high, x_high, load_i32(acc + LANES, valid_high), x);
         const Vector codes = min_u16(permute_i64(in_order, pack_i32_as_u16(sums, sums_high)), last);
         if (e.wide) {
             store_i16(static_cast<std::uint16_t*>(y) + at, mask, codes);

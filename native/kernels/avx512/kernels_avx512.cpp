@@ -1,4 +1,4 @@
-// The table of kernels for CPUs with AVX-512 F, BW, VL, DQ, IFMA, VBMI and VNNI. Entries without an AVX-512 version are
+// The table of kernels for one of the two targets of avx512.h. Entries without an AVX-512 version are
 // those of AVX2.
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -6,12 +6,16 @@
 
 namespace fqvit {
 
-const Kernels* FQVIT_AVX512_NAME(kernels_avx512)() {
+const Kernels* FQVIT_AVX512_KERNELS() {
     static const Kernels table = [] {
         Kernels made = *FQVIT_AVX512_NAMESPACE::fallback();
+#ifdef FQVIT_AVX512_BW
+        made.name = "avx512bw";
+#else
         made.name = "avx512";
+#endif
         made.epilogue = FQVIT_AVX512_NAMESPACE::epilogue;
-        made.layernorm = FQVIT_AVX512_NAMESPACE::layernorm;
+        made.layernorm = FQVIT_AVX512_SHARED::layernorm;
         made.groups_tables = true;
         made.attention = FQVIT_AVX512_NAMESPACE::attention;
         made.attention_scratch = FQVIT_AVX512_NAMESPACE::attention_scratch;
@@ -27,7 +31,11 @@ const Kernels* FQVIT_AVX512_NAME(kernels_avx512)() {
 #include "kernels/kernels.h"
 
 namespace fqvit {
+#ifdef FQVIT_AVX512_BW
+const Kernels* kernels_avx512bw() { return nullptr; }
+#else
 const Kernels* kernels_avx512() { return nullptr; }
+#endif
 }  // namespace fqvit
 
 #endif

@@ -4,8 +4,11 @@
 // Computes n * 2^left modulo 2^32, with left = max(j - 6, 0). This is n' of quick_norm.h before its right shift, and is
 // exact because it fits in i32. If all channels have the same zero point, it equals
 // (C * 2^left) * x - 2^left * (M1 + C * offset), where x is a code.
+//
+// Needs neither VBMI nor IFMA, so that one compilation serves both targets of avx512.h.
 #if defined(__x86_64__) && defined(__GNUC__)
 
+#define FQVIT_AVX512_BW
 #include "kernels/avx512/kernels_avx512.h"
 #include "kernels/norm_row.h"
 

@@ -1,7 +1,7 @@
 // Softmax for attention_avx512.cpp: turns a row of u8 scores into the bytes of its weights.
 //
 // Scores are u8, so the distance from a score to the largest one is also u8, and every function of it is a table of at
-// most 256 bytes, which vpermb and vpermi2b look up in registers. Exact because the tables hold the same integers as in
+// most 256 bytes, which permutations look up in registers. Exact because the tables hold the same integers as in
 // the scalar ops; ops/attention.cpp proves that the sums fit.
 #pragma once
 
@@ -20,22 +20,6 @@ FQVIT_INLINE Vector narrow(Vector a, Vector b, Vector c, Vector d) {
     alignas(64) static constexpr std::int32_t ORDER[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
     return permute_i32(load(ORDER), pack_i16_as_u8(pack_i32_as_i16(a, b), pack_i32_as_i16(c, d)));
 }
-
-// A table of bytes for indices below `length`.
-struct ByteTable {
-    Vector a, b, c, d;
-    std::int64_t length;
-
-    FQVIT_INLINE ByteTable(const std::uint8_t* bytes, std::int64_t length_)
-        : a(load(bytes)), b(load(bytes + 64)), c(load(bytes + 128)), d(load(bytes + 192)), length(length_) {}
-
-    FQVIT_INLINE Vector operator[](Vector index) const {
-        if (length <= 64) return permute_i8(index, a);
-        const Vector first = permute2_i8(a, index, b);
-        if (length <= 128) return first;
-        return select_i8(top_bits_i8(index), first, permute2_i8(c, index, d));
-    }
-};
 
 // The weights of a row minus the smallest weight are stored as high * 2^split + low. sum: the sum of these differences.
 // low_blocks: bit i is set if a low byte of tokens 64 * i .. 64 * i + 63 is not 0. high_blocks: the same for high
@@ -184,8 +168,8 @@ private:
             const Vector third = log_codes(d + 32, twice_sum, top_bits, limit);
             const Vector fourth = log_codes(d + 48, twice_sum, top_bits, limit);
             const Vector code = min_u8(narrow(first, second, third, fourth), last);
-            store(by_distance[0] + d, permute_i8(code, load(bytes_.log_low[split])));
-            store(by_distance[1] + d, permute_i8(code, load(bytes_.log_high[split])));
+            store(by_distance[0] + d, look_up_64(code, bytes_.log_low[split]));
+            store(by_distance[1] + d, look_up_64(code, bytes_.log_high[split]));
         }
     }
 

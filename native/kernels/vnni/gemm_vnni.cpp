@@ -9,6 +9,9 @@
 // Tiles are two vectors wide: 6 rows x 16 columns with 256 bits (12 accumulators, 2 vectors of weights, 1 of
 // activations: 15 of 16 registers) and 14 x 32 with 512 bits (28 + 2 + 1: 31 of 32). Ten or more independent
 // accumulators hide the latency of 4 to 5 cycles at two instructions per cycle.
+//
+// The version with prefetching is for CPUs without VBMI (Cascade Lake), whose hardware does not fetch the weights from
+// the L2 and L3 caches early enough: it makes ViT-Base 13 % faster and DeiT-Small 6 %.
 #include "kernels/gemm.h"
 
 #ifdef FQVIT_VNNI_SHIM
@@ -206,13 +209,15 @@ private:
 };
 
 static_assert(avx::ROWS * avx::COLUMNS <= MAX_TILE && avx512::ROWS * avx512::COLUMNS <= MAX_TILE);
-constexpr GemmVnni AVX{"avx_vnni", avx::ROWS, avx::COLUMNS, avx::BY_ROWS.data()};
-constexpr GemmVnni AVX512{"avx512_vnni", avx512::ROWS, avx512::COLUMNS, avx512::BY_ROWS.data()};
+constexpr GemmVnni AVX{"avx_vnni", avx::ROWS, avx::COLUMNS, avx::BY_ROWS<false>.data()};
+constexpr GemmVnni AVX512{"avx512_vnni", avx512::ROWS, avx512::COLUMNS, avx512::BY_ROWS<false>.data()};
+constexpr GemmVnni AVX512_PREFETCH{"avx512_vnni", avx512::ROWS, avx512::COLUMNS, avx512::BY_ROWS<true>.data()};
 
 }  // namespace
 
 const Gemm* FQVIT_VNNI_NAME(gemm_avx_vnni)() { return &AVX; }
 const Gemm* FQVIT_VNNI_NAME(gemm_avx512_vnni)() { return &AVX512; }
+const Gemm* FQVIT_VNNI_NAME(gemm_avx512_vnni_prefetch)() { return &AVX512_PREFETCH; }
 
 }  // namespace fqvit
 
@@ -221,6 +226,7 @@ const Gemm* FQVIT_VNNI_NAME(gemm_avx512_vnni)() { return &AVX512; }
 namespace fqvit {
 const Gemm* FQVIT_VNNI_NAME(gemm_avx_vnni)() { return nullptr; }
 const Gemm* FQVIT_VNNI_NAME(gemm_avx512_vnni)() { return nullptr; }
+const Gemm* FQVIT_VNNI_NAME(gemm_avx512_vnni_prefetch)() { return nullptr; }
 }  // namespace fqvit
 
 #endif

@@ -11,6 +11,7 @@ namespace fqvit {
 // The VNNI kernels with the emulated instruction; null on CPUs other than x86-64.
 const Gemm* gemm_avx_vnni_shim();
 const Gemm* gemm_avx512_vnni_shim();
+const Gemm* gemm_avx512_vnni_prefetch_shim();
 }  // namespace fqvit
 
 namespace fqvit::shim {

@@ -11,11 +11,18 @@ FQVIT_TARGET FQVIT_INLINE void add_row(Vector& low, Vector& high, const std::uin
     high = dot4(high, quad, w_high);
 }
 
-template <int... r>
+// With `prefetch`, weights are requested this many bytes before they are used.
+constexpr int PREFETCH_DISTANCE = 2560;
+
+template <bool prefetch, int... r>
 FQVIT_TARGET FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const std::int8_t* w,
                                              const std::uint8_t* x, std::int64_t quads, std::int32_t* out) {
     Vector low[sizeof...(r)] = {((void)r, zero())...}, high[sizeof...(r)] = {((void)r, zero())...};
     for (; quads > 0; --quads, w += 4 * COLUMNS, x += 4 * ROWS) {
+        if constexpr (prefetch) {
+            __builtin_prefetch(w + PREFETCH_DISTANCE);
+            __builtin_prefetch(w + PREFETCH_DISTANCE + 4 * LANES);
+        }
         const Vector w_low = load(w), w_high = load(w + 4 * LANES);
         (add_row(low[r], high[r], x + 4 * r, w_low, w_high), ...);
     }
@@ -23,14 +30,17 @@ FQVIT_TARGET FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, c
     (store(out + COLUMNS * r + LANES, high[r]), ...);
 }
 
-template <int rows>
+template <int rows, bool prefetch>
 FQVIT_TARGET void multiply_tile(const std::int8_t* w, const std::uint8_t* x, std::int64_t quads, std::int32_t* out) {
-    multiply_rows(std::make_integer_sequence<int, rows>(), w, x, quads, out);
+    multiply_rows<prefetch>(std::make_integer_sequence<int, rows>(), w, x, quads, out);
 }
 
-template <int... r>
+// Images have many rows, in blocks of nearly the same size, so only tiles of nearly ROWS rows are worth a second
+// version.
+template <bool prefetch, int... r>
 constexpr std::array<MicroKernel, ROWS> by_rows(std::integer_sequence<int, r...>) {
-    return {multiply_tile<r + 1>...};
+    return {multiply_tile < r + 1, prefetch && r + 3 >= ROWS > ...};
 }
 
-constexpr std::array<MicroKernel, ROWS> BY_ROWS = by_rows(std::make_integer_sequence<int, ROWS>());
+template <bool prefetch>
+constexpr std::array<MicroKernel, ROWS> BY_ROWS = by_rows<prefetch>(std::make_integer_sequence<int, ROWS>());
