@@ -92,7 +92,7 @@ def test_the_option_bits_keeps_the_methods_of_a_recipe_file(tmp_path: Path) -> N
     own.write_text('base = "fqvit"\n')
     assert fqvit("quantize", "--recipe", own, "--bits", "6/6/4", "--images", 2, "-o", out).code == 0
     recipe = Program.load(out).header.recipe
-    assert (recipe["name"], recipe["weight_bits"], recipe["rounding"]) == ("fqvit", 6, "nearest")
+    assert (recipe["name"], recipe["weight_bits"], recipe["rounding"]) == ("fqvit", 6, "weighted")
 
 
 def test_max_loss_is_only_valid_with_recipe_auto(weights: Path, tmp_path: Path) -> None:

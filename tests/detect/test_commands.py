@@ -124,7 +124,6 @@ def test_quantize_reports_one_line_errors(tmp_path: Path) -> None:
     assert_rejected(quantize("--weights", tmp_path / "none.pth", *calib), "none.pth", "no such file")
     assert_rejected(quantize("--weights", tmp_path / "text.safetensors", *calib), "text.safetensors")
     assert_rejected(quantize("--weights", "shapes.fqvit", *calib), "shapes.fqvit")
-    assert_rejected(quantize(*weights, *calib, "--recipe", "embedding"), "embedding", "rounding", "Use fqvit")
     assert_rejected(quantize(*weights, *calib, "--recipe", "partial"), "partial", "float")
     assert_rejected(quantize(*weights, *calib, "--images", 0), "--images 0")
     assert_rejected(quantize(*weights, *calib, "-o", tmp_path / "no" / "x.fqvit"), "no such folder")

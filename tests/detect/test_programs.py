@@ -286,7 +286,6 @@ def test_exporters_reject_programs_that_read_codes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "recipe, found",
     [
-        (load_recipe("embedding"), "rounding is weighted"),
         (load_recipe("ptq-vit"), "there is no integer program"),
         (msgspec.structs.replace(load_recipe("auto"), max_size=1000), "max_size needs the argument size_of"),
         (Recipe(name="mine", layer_bits={"no.such.layer": 4}), "'no.such.layer' matches no layer with weights"),

@@ -301,7 +301,8 @@ def test_the_command_takes_the_recipes_and_the_limits_of_auto(home: Path, tmp_pa
     assert_rejected(fqvit(*words, *out, "--max-loss", 1), "--max-loss 1", "--recipe auto")
     assert_rejected(fqvit(*words, *out, "--recipe", "w4", "--max-size", "1MB"), "--max-size 1MB", "--recipe auto")
     assert_rejected(fqvit(*words, *out, "--recipe", "auto", "--max-size", "small"), "--max-size small", "4.5MB")
-    assert_rejected(fqvit(*words, *out, "--recipe", "embedding"), "embedding", "weighted")
+    assert fqvit(*words, *out, "--recipe", "embedding").code == 0
+    assert DetectorProgram.load(tmp_path / "a.fqvit").pyramid.header.recipe.get("rounding", "nearest") == "nearest"
 
 
 @pytest.mark.parametrize("name, recipe", [("mask r-cnn", "w4"), ("mask r-cnn", "w4a4"), ("cascade of 4conv1fc", "w4")])

@@ -169,10 +169,13 @@ def test_images_are_sampled_only_for_recipes_that_need_a_second_pass() -> None:
     sizes = {name: sample_size(recipe) for name, recipe in RECIPES.items()}
     second = {
         "bit-split": 256,
-        "w4": 128,
-        "w6a6": 128,
-        "w4a4": 128,
-        "embedding": 128,
+        "w4": 256,
+        "w6a6": 256,
+        "w4a4": 256,
+        "embedding": 384,
+        "fqvit": 32,
+        "fast": 32,
+        "npu": 32,
         "auto": 128,
         "ptq-vit": 128,
         "ptq4vit": 128,

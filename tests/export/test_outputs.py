@@ -180,8 +180,9 @@ def test_qdq_outputs_are_the_values_of_the_program(kind: str, target: Any) -> No
     for one, x, y in zip(program.header.outputs, found, wanted, strict=True):
         assert x.dtype == np.float32 and x.shape == y.shape
         agreement = np.corrcoef(x.ravel(), y.ravel())[0, 1]
-        # openvino and tensorrt keep 16-bit sites in float, where nothing is rounded or clipped.
-        assert agreement > (0.9999 if target == "ort" else 0.99), f"{one.buffer}: correlation {agreement}"
+        # Float rounding moves a few codes by one step. openvino and tensorrt keep 16-bit sites in float, where nothing is
+        # rounded or clipped.
+        assert agreement > (0.9995 if target == "ort" else 0.99), f"{one.buffer}: correlation {agreement}"
 
 
 @pytest.mark.parametrize("kind", ["vit", "padded swin", "features"])
@@ -198,7 +199,7 @@ def test_qdq_named_outputs_are_the_values_of_the_program(kind: str, target: Any)
             assert same.mean() > (0.99 if target == "ort" else 0.95), one.name
         else:
             agreement = np.corrcoef(x.ravel(), y.ravel())[0, 1]
-            assert agreement > (0.9999 if target == "ort" else 0.99), f"{one.name}: correlation {agreement}"
+            assert agreement > (0.9995 if target == "ort" else 0.99), f"{one.name}: correlation {agreement}"
 
 
 def test_qdq_outputs_are_named_like_those_of_the_program() -> None:

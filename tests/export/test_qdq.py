@@ -72,7 +72,7 @@ def test_exports_of_8_bit_programs_reproduce_their_logits(kind: str, name: str) 
     found = logits(model, images)
     assert correlation(found, expected) > 0.9995 and len(notes) == 1
     # Codes that round differently at a tie change a few logits; most logits are equal up to rounding.
-    assert np.median(np.abs(found - expected)) < 0.005 * expected.std()
+    assert np.median(np.abs(found - expected)) < 0.01 * expected.std()
 
 
 @pytest.mark.parametrize("target", TARGETS)

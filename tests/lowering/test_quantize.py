@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -196,8 +196,7 @@ def test_a_live_module_of_transformers_uses_the_given_processor() -> None:
     assert (p.mean, p.height, p.squash) == ((0.1,) * 3, 16, True)
 
 
-def test_a_live_module_of_timm_keeps_its_name_and_preprocessing() -> None:
-    timm = pytest.importorskip("timm")
+def test_a_live_module_of_timm_keeps_its_name_and_preprocessing(timm: ModuleType) -> None:
     module = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=4, depth=1).eval()
     images = [Image.new("RGB", (40, 50), (number, 9, 99)) for number in range(3)]
     program = quantize(module, images)

@@ -25,12 +25,15 @@ IMAGES = images_for(MODEL.preprocess, 20, 4)
 
 
 def test_recipes_that_read_images_twice_run_their_refinement() -> None:
-    found = {name: calibrate(MODEL, [IMAGES], RECIPES[name]) for name in ("fqvit", "w4", "auto", "bit-split", "ptq-vit")}
+    found = {
+        name: calibrate(MODEL, [IMAGES], RECIPES[name]) for name in ("minmax", "fqvit", "w4", "auto", "bit-split", "ptq-vit")
+    }
     nodes = trace(MODEL.module).nodes
     linear = {node.name for node in nodes if isinstance(node.leaf, Linear)}
     embedding = {node.name for node in nodes if isinstance(node.leaf, Patches)}
     assert {name: set(each.weights) for name, each in found.items() if name != "ptq-vit"} == {
-        "fqvit": set(),
+        "minmax": set(),
+        "fqvit": linear | embedding,
         "w4": linear,
         "auto": linear,
         "bit-split": linear | embedding,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fqvit.errors import FqvitError
-from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, SiteRule, check_detector, load_recipe, with_bits, with_methods
+from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, Recipe, SiteRule, detector_recipe, load_recipe, with_bits, with_methods
 
 
 def written(folder: Path, text: str) -> Path:
@@ -38,7 +38,7 @@ def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
     assert [name for name, r in RECIPES.items() if r.channels] == OURS
     assert [name for name, r in RECIPES.items() if r.attention == "relative"] == OURS
     assert [name for name, r in RECIPES.items() if r.rounding == "compensated"] == ["auto"]
-    assert [name for name, r in RECIPES.items() if r.rounding == "weighted"] == ["embedding"]
+    assert [name for name, r in RECIPES.items() if r.rounding == "weighted"] == ["fqvit", "fast", "embedding", "npu"]
     assert [name for name, r in RECIPES.items() if r.rounding == "reconstructed"] == ["w6a6", "w4", "w4a4"]
     assert [name for name, r in RECIPES.items() if r.ranges == "least-error"] == ["w6a6", "w4", "w4a4"]
     assert [name for name, r in RECIPES.items() if r.gelu == "spaced"] == ["w6a6", "w4a4"]
@@ -48,17 +48,18 @@ def test_the_named_recipes_have_their_documented_order_and_settings() -> None:
     assert {name: r.shuffle for name, r in RECIPES.items() if r.shuffle is not None} == {"fq-vit-original": 0}
     assert RECIPES["fq-vit-original"].momentum == 0.01 and RECIPES["fq-vit-original"].last_batch
     assert {name: r.position_bits for name, r in RECIPES.items() if r.position_bits != 16} == {"fq-vit-original": 8}
-    new = ("levels", "keys", "scores", "values", "gelu_floor")
+    new = ("levels", "keys", "scores", "values", "gelu_floor", "extremes")
     assert {
         n: [getattr(r, f) for f in new]
         for n, r in RECIPES.items()
         if n == "embedding" or any(getattr(r, f) != getattr(RECIPES["fq-vit"], f) for f in new)
     } == {
-        **{n: ["curve-below-8", "plain", "observed", "observed", 0.9] for n in ("fqvit", "fast", "auto")},
-        "w6a6": ["curve", "leveled", "attended", "observed", 0.0],
-        "w4": ["curve", "leveled", "attended", "widened", 0.9],
-        "w4a4": ["curve", "leveled", "attended", "observed", 0.0],
-        "embedding": ["curve", "leveled", "attended", "widened", 0.9],
+        **{n: ["curve-below-8", "plain", "attended", "widened", 0.9, "balanced"] for n in ("fqvit", "fast", "auto")},
+        "w6a6": ["curve", "leveled", "attended", "observed", 0.0, "observed"],
+        "w4": ["curve", "leveled", "attended", "widened", 0.9, "observed"],
+        "w4a4": ["curve", "leveled", "attended", "observed", 0.0, "observed"],
+        "embedding": ["curve", "leveled", "attended", "widened", 0.9, "observed"],
+        "npu": ["powers", "plain", "attended", "widened", 0.0, "balanced"],
     }
     assert [name for name, r in RECIPES.items() if r.symmetric] == ["npu", "ptq-vit"]
     assert [name for name, r in RECIPES.items() if r.mult == "short"] == ["npu"] and all(r.zero_code for r in RECIPES.values())
@@ -282,7 +283,7 @@ def test_with_methods_adds_the_methods_of_the_low_bit_recipes() -> None:
     assert chosen("fqvit", "4/8/4") == named("w4")
     assert chosen("fqvit", "8/6/4").rounding == "reconstructed" and chosen("fqvit", "6/8/4").rounding == "reconstructed"
     assert chosen("embedding", "6/6/4").values == "widened" and chosen("embedding", "6/6/4").ranges == "least-error"
-    assert chosen("fqvit", "8/8/8").rounding == "nearest"
+    assert chosen("fqvit", "8/8/8").rounding == "weighted" and chosen("embedding", "4/8/4").rounding == "weighted"
     for name in ("fq-vit", "minmax", "npu", "ptq-vit", "auto"):
         assert with_methods(with_bits(RECIPES[name], "4/4/4")) == with_bits(RECIPES[name], "4/4/4")
 
@@ -305,14 +306,18 @@ def test_a_file_merges_its_site_rules_into_those_of_its_base(tmp_path: Path) -> 
     assert recipe.sites["residual"] == SiteRule(bits=16, observer="omse")
 
 
-def test_check_detector_rejects_weighted_rounding_and_recipes_without_integer_programs() -> None:
-    for name in ("fqvit", "fast", "npu", "fq-vit", "fq-vit-original", "minmax", "auto", "w4", "w6a6", "w4a4"):
-        check_detector(RECIPES[name])
-    for name, words in (("embedding", "rounding is weighted"), ("partial", "no integer program")):
-        with pytest.raises(FqvitError, match=f"^recipe {name}: .*{words}"):
-            check_detector(RECIPES[name])
+def test_the_recipe_of_a_detector_rounds_weights_to_nearest_instead_of_weighting_tokens() -> None:
+    for name in ("fqvit", "fast", "npu", "embedding"):
+        assert detector_recipe(RECIPES[name]) == msgspec.structs.replace(RECIPES[name], rounding="nearest")
+    for name in ("fq-vit", "fq-vit-original", "minmax", "auto", "w4", "w6a6", "w4a4"):
+        assert detector_recipe(RECIPES[name]) is RECIPES[name]
+
+
+def test_recipes_without_integer_programs_are_rejected_for_detectors() -> None:
+    with pytest.raises(FqvitError, match="^recipe partial: .*no integer program"):
+        detector_recipe(RECIPES["partial"])
     searched = Recipe(name="searched", nonlinear="float", intervals="similarity", symmetric=True, attention="uniform")
     with pytest.raises(FqvitError, match="^recipe searched: LayerNorm and Softmax stay float"):
-        check_detector(searched)
+        detector_recipe(searched)
     with pytest.raises(FqvitError, match="^recipe wide: its attention codes are only simulated"):
-        check_detector(Recipe(name="wide", attention="log2-wide"))
+        detector_recipe(Recipe(name="wide", attention="log2-wide"))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from fqvit.models.config import ViTConfig
 from fqvit.models.graph import trace
+from fqvit.models.layers import Role
 from fqvit.quant.calibrate import SiteObserver, gelu_cutoff, observation_points, trim_gelu_inputs
+from fqvit.quant.channels import GELU_DEPTH
 from fqvit.quant.observers import Ema, MinMax, Omse, Percentile
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams, affine, concatenate
-from fqvit.quant.recipe import RECIPES
+from fqvit.quant.recipe import RECIPES, Recipe
 from tests.factories import float_model, model_of
 
 ORIGINAL = RECIPES["fq-vit-original"]
@@ -87,3 +92,20 @@ def test_a_site_before_the_class_token_selection_is_observed_at_its_own_node_unl
     last = ViTConfig((8, 8), 4, 3, 5, 16, 1, 2, 24, norm_first=False, norm_last=True)
     graph = trace(model_of(last, "last").module)
     assert observation_points(graph) == {node.name: node.name for node in graph.nodes}
+
+
+@pytest.mark.parametrize("images, factor", [(200, 1.2), (5000, 1.0)])
+def test_balanced_extremes_widen_sites_with_few_rows_and_shorten_gelu_outputs(images: int, factor: float) -> None:
+    x = torch.rand(images, 3)
+
+    def ends(role: Role, extremes: Literal["observed", "balanced"]) -> NDArray[np.float64]:
+        site = SitePlan("site", "channels", 8, role, k=4)
+        observer = SiteObserver(site, Recipe(name="mine", channels=True, extremes=extremes))
+        observer.observe(x)
+        q = observer.qparams()
+        return (q.last - q.zero) * q.scale
+
+    np.testing.assert_allclose(ends("norm", "balanced"), factor * ends("norm", "observed"), rtol=1e-3)
+    spans = [ends("gelu", extremes).max() + GELU_DEPTH for extremes in ("balanced", "observed")]
+    high = float(x.max())
+    np.testing.assert_allclose(spans[0] / spans[1], (0.85 * high + GELU_DEPTH) / (high + GELU_DEPTH), rtol=1e-2)

@@ -46,9 +46,11 @@ from fqvit.quant.calibration import Calibration, Choice
 from fqvit.quant.centering import center, key_centers
 from fqvit.quant.methods import auto
 from fqvit.quant.plan import plan, plan_roi_features, recipes_of_parts
-from fqvit.quant.recipe import Recipe, check_detector
+from fqvit.quant.recipe import Recipe, detector_recipe
 from fqvit.quant.weights import check_layers
 from fqvit.system.progress import Progress
+
+CROPS = 128  # crops that methods read again, if the recipe has more images: each is larger than an image of a classifier
 
 
 @dataclass(frozen=True)
@@ -182,11 +184,12 @@ def calibrate_detector(
     seen(n) is called after image n   progress: shows the progress of the methods   size_of: returns the size of the file, for
     recipe.max_size
     """
-    check_detector(recipe)
+    recipe = detector_recipe(recipe)
     if recipe.max_size is not None and size_of is None:
         raise FqvitError(f"recipe {recipe.name}: max_size needs the argument size_of, which measures the file.")
     recipes = [recipe] if recipe.max_loss is None else [recipe, auto.wide(recipe)]
-    sample = DetectorSample(detector.settings, sample_size(recipe)) if sample_size(recipe) else None
+    crops = min(sample_size(recipe), CROPS)
+    sample = DetectorSample(detector.settings, crops) if crops else None
     networks, count = ObservedNetworks(detector, recipes, sample), 0
     taken: Iterable[Image.Image] = islice(images, recipe.images)
     if recipe.shuffle is not None:

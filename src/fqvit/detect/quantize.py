@@ -26,7 +26,7 @@ from fqvit.detect.program import DetectorProgram
 from fqvit.detect.settings import DetectSettings, read_settings
 from fqvit.errors import FqvitError
 from fqvit.lowering.quantize import recipe_of
-from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, check_detector
+from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, check_integer
 from fqvit.system.progress import Progress, busy, track
 
 EXPECTED = "a folder, or a list of paths, PIL images or uint8 arrays [H, W, 3]"
@@ -52,7 +52,7 @@ def quantize_detector(
     limit: use at most this many images, evenly spaced; by default recipe.images   progress: None shows no progress
     """
     chosen = recipe_of(recipe, bits, limit)
-    check_detector(chosen)
+    check_integer(chosen)
     taken, count = _pictures(images, chosen.images)
     if isinstance(weights, FloatDetector):
         if settings is not None:

@@ -30,7 +30,8 @@ CODE_KINDS: dict[int, Kind] = {1: "pooled", 2: "tokens", 3: "map"}
 # Recipe fields that did not exist when the first files were written.
 LATER_FIELDS = (
     *("symmetric", "mult", "nonlinear", "intervals", "levels", "keys", "scores", "gelu_floor"),
-    *("layer_bits", "widths", "max_size", "ranges", "gelu", "mlps", "outliers"),
+    *("layer_bits", "widths", "max_size", "ranges", "gelu", "mlps", "outliers", "doubled"),
+    *("extremes", "refine_images"),
 )
 
 

@@ -19,6 +19,8 @@ from fqvit.quant.observers import Observer
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.values import widen_values
 
+IMAGES = 128  # use at most this many images, evenly spaced; V and keys need no more
+
 Centers = Mapping[str, NDArray[np.float64]]  # constants subtracted from keys, by layer
 
 
@@ -42,6 +44,8 @@ def adjust_ranges(
     observers: one mapping {site: observer} per recipe   images: uint8 [n, H, W, C]
     Returns the constants to subtract from keys.
     """
+    count = min(len(images), IMAGES)
+    images = images[np.arange(count) * len(images) // count]
     parts = [{name: site.parts for name, site in observed.items()} for observed in observers]
     if recipe.keys == "leveled":
         found = level_keys(graph, preprocess, parts, images, where)

@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from fqvit.errors import FqvitError
 from fqvit.quant.recipe import Recipe
 
-SAMPLE_IMAGES = 128  # sample size of methods that refine a calibration
-FIT_IMAGES = 256  # sample size of methods that fit weights to outputs, which would overfit with fewer images
-
 Batch = TypeVar("Batch")
 
 
@@ -114,7 +111,5 @@ def sample_positions(total: int, size: int) -> list[int]:
 
 def sample_size(recipe: Recipe) -> int:
     """Return the number of images that a recipe reads again once ranges are known; 0 if it reads none again."""
-    if recipe.rounding == "bit-split":
-        return FIT_IMAGES
     refined = recipe.rounding != "nearest" or recipe.intervals != "observed" or recipe.max_loss is not None
-    return SAMPLE_IMAGES if refined or recipe.keys == "leveled" or recipe.values == "widened" else 0
+    return recipe.refine_images if refined or recipe.keys == "leveled" or recipe.values == "widened" else 0

@@ -34,9 +34,10 @@ from fqvit.models.pixels import normalise
 from fqvit.quant import channels, distribute
 from fqvit.quant.adjust import Centers, adjust_ranges
 from fqvit.quant.batches import ImageSample, mark_last, rebatch, sample_size, shuffle_batches
-from fqvit.quant.calibration import Calibration
+from fqvit.quant.calibration import Calibration, double_neurons
 from fqvit.quant.centering import center, key_centers
 from fqvit.quant.channels import ChannelRange
+from fqvit.quant.doubling import DOUBLING
 from fqvit.quant.methods import auto, narrow
 from fqvit.quant.methods.bitsplit import bit_split
 from fqvit.quant.methods.compensate import compensate
@@ -102,9 +103,7 @@ class SiteObserver:
             return codes(*site.fixed, site.bits)
         first = self.parts[0]
         if isinstance(first, ChannelRange):
-            low, high = first.ranges()
-            if first.rows < channels.FEW_ROWS:
-                low, high = channels.shared_range(site.role, low, high)
+            low, high = channels.adjusted_range(site.role, first, self.recipe.extremes == "balanced")
             return channels.qparams(site, low, high, value, self.recipe.gelu_floor)
         if isinstance(first, Ptf):
             found = first.result()
@@ -289,6 +288,8 @@ def _finish(
     if recipe.max_loss is not None:
         calibration = auto.choose(model, calibrations[0], calibrations[1], images, progress)
         calibration = narrow.choose(model, calibration, recipe, images, size_of, progress)
+    if recipe.mlps == "doubled" and recipe.rounding in DOUBLING and not calibration.weights:
+        calibration = double_neurons(calibration, observed.graph)
     if recipe.rounding in ("compensated", "weighted") and not calibration.weights:
         calibration = compensate(model, calibration, images, progress)
     if recipe.rounding == "reconstructed":

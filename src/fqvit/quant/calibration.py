@@ -6,7 +6,7 @@ See also: calibrate.py (creates it), lowering/lower.py and simulate.py (use it).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import msgspec
@@ -18,6 +18,7 @@ from fqvit.models.graph import Features, Graph
 from fqvit.models.load import FloatModel
 from fqvit.models.outputs import output_graph
 from fqvit.quant.centering import center
+from fqvit.quant.doubling import choose_doubled, double, double_sites
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.splitting import split
@@ -171,7 +172,7 @@ class Calibration:
         """Trace a model up to the outputs that it was calibrated for, with its centered keys and split MLPs."""
         p = model.preprocess
         graph = output_graph(model.module, (p.channels, p.height, p.width), self.features, self.outputs)
-        return split(center(graph, self.centers), self.recipe.outliers)
+        return double(split(center(graph, self.centers), self.recipe.outliers), self.recipe.doubled)
 
     def to_json(self) -> str:
         """Encode all fields except `choice` as JSON text. Floats survive the round trip exactly."""
@@ -196,3 +197,11 @@ class Calibration:
         return Calibration(
             saved.recipe, saved.features, saved.images, sites, weights, square=square, outputs=outputs, centers=centers
         )
+
+
+def double_neurons(calibration: Calibration, graph: Graph) -> Calibration:
+    """Give neurons a second copy: those of the recipe, or chosen ones. graph: without copies; see doubling.py"""
+    recipe = calibration.recipe
+    doubled = recipe.doubled or choose_doubled(graph, calibration.sites)
+    sites = double_sites(graph, doubled, calibration.sites)
+    return replace(calibration, recipe=msgspec.structs.replace(recipe, doubled=doubled), sites=sites)

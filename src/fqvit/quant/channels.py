@@ -31,6 +31,12 @@ NARROWEST = 1 / 64
 # the trained model `registers` and 16 images, sharing raises the cosine similarity of the logits from 0.996 to 0.999; with 256
 # images or more, it makes no difference.
 FEW_ROWS = 128
+# Factors on observed ranges with Recipe.extremes "balanced". Few GELU outputs are near the largest output of their neuron, and
+# finer codes are worth more than these. A site with one row per image is the opposite: in new images, values beyond the
+# extremes of so few rows are frequent.
+GELU_REACH = 0.85
+ROW_REACH = 1.2
+MANY_ROWS = 4096  # with fewer rows, ROW_REACH applies
 
 
 class ChannelRange(Observer):
@@ -98,6 +104,22 @@ def qparams(site: SitePlan, low: Floats, high: Floats, value: QParams | None, ge
             return symmetric_gelu(high, site.bits, site.k, widest)
         return gelu(low, high, site.bits, site.k, widest)
     return symmetric_channels(low, high, site.bits) if site.symmetric else affine_channels(low, high, site.bits)
+
+
+def adjusted_range(role: Role, observed: ChannelRange, balanced: bool) -> tuple[Floats, Floats]:
+    """Return the ranges of all channels: shared if few rows were observed, times a factor if balanced."""
+    low, high = observed.ranges()
+    if observed.rows < FEW_ROWS:
+        low, high = shared_range(role, low, high)
+    factor = reach(role, observed.rows) if balanced else 1.0
+    return low * factor, high * factor
+
+
+def reach(role: Role, rows: int) -> float:
+    """Return the factor on the observed range of a site with this many observed rows, with Recipe.extremes "balanced"."""
+    if role == "gelu":
+        return GELU_REACH
+    return ROW_REACH if rows < MANY_ROWS else 1.0
 
 
 def shared_range(role: Role, low: Floats, high: Floats) -> tuple[Floats, Floats]:

@@ -22,7 +22,8 @@ from fqvit.models.graph import Graph, Node
 from fqvit.models.layers import Linear, Patches
 from fqvit.models.pixels import normalise
 
-IMAGES = 16  # images whose gradients are computed, evenly spaced
+IMAGES = 16  # compute the gradients of at most this many images, evenly spaced,
+SHARE = 4  # and of every SHARE-th image if there are few
 PROJECTIONS = 2  # random projections per batch
 BATCH = 4
 SEED = 0
@@ -34,7 +35,8 @@ def token_weights(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8
 
     Empty if no output has a gradient.
     """
-    chosen = images[np.arange(min(IMAGES, len(images))) * len(images) // min(IMAGES, len(images))]
+    count = min(IMAGES, -(-len(images) // SHARE))
+    chosen = images[np.arange(count) * len(images) // count]
     generator = torch.Generator().manual_seed(SEED)
     squares: dict[str, Tensor] = {}
     with torch.enable_grad():

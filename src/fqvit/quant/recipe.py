@@ -82,12 +82,18 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # With `channels`: no channel of GELU outputs has a smaller range than this quantile of all channels. A neuron that fires
     # rarely may be silent in all calibration images.
     gelu_floor: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    # With `channels`: ranges end at the observed extremes; or those of GELU outputs end earlier, which allows finer codes, and
+    # those of sites with few observed rows later, because values beyond the extremes are likely there (channels.py).
+    extremes: Literal["observed", "balanced"] = "observed"
     # With `channels`: the hidden neurons of an MLP stay together, or those with outlying ranges form an MLP of their own, which
     # computes the same function with finer codes for the others (splitting.py).
-    mlps: Literal["whole", "split"] = "whole"
+    # doubled: neurons with coarse codes and large weights have two copies with slightly different inputs, if `rounding` can
+    # round them differently: compensated, weighted or reconstructed (doubling.py).
+    mlps: Literal["whole", "split", "doubled"] = "whole"
     outliers: dict[
         str, tuple[int, ...]
     ] = {}  # neurons of split MLPs, by the name of the first layer; empty: calibration chooses
+    doubled: dict[str, tuple[int, ...]] = {}  # likewise, the neurons with two copies
     # With `ranges` least-error and fewer than 8 bits: codes of GELU outputs are evenly spaced, with one shift per channel; or
     # 2^bits of the 256 codes of 8 bits, dense near 0.
     gelu: Literal["even", "spaced"] = "even"
@@ -100,6 +106,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     quantile: Annotated[float, msgspec.Meta(gt=0.5, le=1)] = 0.99999  # for observer percentile
     last_batch: bool = False  # ptf and omse use the last batch only, as the paper's code does
     images: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    # Size of the random sample of images that methods read again once ranges are known: for weights, V, keys and searches.
+    refine_images: Annotated[int, msgspec.Meta(ge=1)] = 128
     shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None  # seed for the order of calibration images; None: given order
     batch: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     sites: dict[str, SiteRule] = {}
@@ -128,8 +136,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("ranges least-error requires rounding compensated or reconstructed")
         if self.rounding == "reconstructed" and self.ranges != "least-error":
             raise ValueError("rounding reconstructed requires ranges least-error")
-        if self.mlps == "whole" and self.outliers:
+        if self.mlps != "split" and self.outliers:
             raise ValueError("outliers require mlps split")
+        if self.mlps != "doubled" and self.doubled:
+            raise ValueError("doubled requires mlps doubled")
         if self.gelu == "spaced" and self.ranges != "least-error":
             raise ValueError("gelu spaced requires ranges least-error")
         if self.rounding == "bit-split" and (self.nonlinear == "integer" or self.weight_group or self.intervals != "observed"):
@@ -171,11 +181,19 @@ _OURS: dict[str, Any] = {
     "k": 4,
     "sites": {"residual": SiteRule(bits=16), "hidden": SiteRule(bits=10)},
 }
-# Finer codes of attention and GELU outputs that need no second pass over images.
-_DEFAULT: dict[str, Any] = {**_OURS, "levels": "curve-below-8", "gelu_floor": 0.9, "mlps": "split"}
+# Smaller errors at no cost at run time. Few images are read again, to keep quantizing short.
+_BETTER: dict[str, Any] = {
+    "scores": "attended",
+    "values": "widened",
+    "extremes": "balanced",
+    "rounding": "weighted",
+    "refine_images": 32,
+}
+_DEFAULT: dict[str, Any] = {**_OURS, **_BETTER, "levels": "curve-below-8", "gelu_floor": 0.9, "mlps": "split"}
+# `auto` narrows weights to 4 bits, so their rounding needs the statistics of more images.
+_SEARCH: dict[str, Any] = {"rounding": "compensated", "refine_images": 128}
 
-# Finer codes that need a second pass over some images. For `embedding`: features are compared with each other directly, so
-# every part of them counts, not just the best class.
+# For `embedding`: features are compared with each other directly, so every part of them counts, not just the best class.
 _FINE: dict[str, Any] = {
     "levels": "curve",
     "keys": "leveled",
@@ -193,11 +211,20 @@ _LOW: dict[str, Any] = {
     "keys": "leveled",
     "scores": "attended",
     "gelu_floor": 0.0,  # scales of GELU outputs are searched
+    "extremes": "observed",
     "mlps": "whole",
+    "refine_images": 256,
 }
 _LOW_SITES = {**_OURS["sites"], "scores": SiteRule(bits=8)}
 # With 4-bit weights and 8-bit activations: learned weights, and the finer activations of `embedding`.
-_W4: dict[str, Any] = {"rounding": "reconstructed", "ranges": "least-error", "mlps": "whole", **_FINE}
+_W4: dict[str, Any] = {
+    "rounding": "reconstructed",
+    "ranges": "least-error",
+    "extremes": "observed",
+    "mlps": "whole",
+    "refine_images": 256,
+    **_FINE,
+}
 # Weights per shared exponent, in recipes with 4-bit weights. With 8-bit activations, most of the error comes from the weights.
 WEIGHT_GROUP = 16
 WEIGHT_GROUP_A8 = 8
@@ -220,9 +247,9 @@ RECIPES = {
             **{**_OURS, **_LOW, "sites": _LOW_SITES},
         ),
         Recipe(name="fast", weight_bits=7, **_DEFAULT),
-        Recipe(name="embedding", rounding="weighted", **_OURS, **_FINE),
-        Recipe(name="npu", attention="relative", channels=True, k=4, **_NPU),
-        Recipe(name="auto", weight_group=WEIGHT_GROUP, rounding="compensated", widths=(4, 6), max_loss=0.5, **_DEFAULT),
+        Recipe(name="embedding", rounding="weighted", mlps="doubled", refine_images=384, **_OURS, **_FINE),
+        Recipe(name="npu", attention="relative", channels=True, k=4, **_BETTER, **_NPU),
+        Recipe(name="auto", weight_group=WEIGHT_GROUP, widths=(4, 6), max_loss=0.5, **{**_DEFAULT, **_SEARCH}),
         Recipe(name="fq-vit"),
         Recipe(name="fq-vit-8", attention="uniform", attention_bits=8),
         Recipe(
@@ -242,7 +269,7 @@ RECIPES = {
         Recipe(name="percentile", observer="percentile", **_PLAIN),
         Recipe(name="omse", observer="omse", **_PLAIN),
         Recipe(name="partial", nonlinear="float", **_PLAIN),
-        Recipe(name="bit-split", nonlinear="float", rounding="bit-split", **_PLAIN),
+        Recipe(name="bit-split", nonlinear="float", rounding="bit-split", refine_images=256, **_PLAIN),
         Recipe(name="ptq-vit", nonlinear="float", intervals="similarity", symmetric=True, **_PLAIN),
         Recipe(name="ptq4vit", nonlinear="float", intervals="hessian", images=32, **_PLAIN),
         Recipe(name="repq-vit", nonlinear="float", intervals="reparameterized", images=32, **_PLAIN),
@@ -313,12 +340,10 @@ def check_integer(recipe: Recipe) -> None:
         raise FqvitError(f"recipe {recipe.name}: {why}, so there is no integer program. `fqvit table` measures it.")
 
 
-def check_detector(recipe: Recipe) -> None:
-    """Raise FqvitError if the recipe does not support detectors."""
+def detector_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe for a detector: `weighted` becomes `nearest`, because tokens are weighted by one output vector only."""
     check_integer(recipe)
-    if recipe.rounding == "weighted":  # errors are weighted by the influence of tokens on one output vector
-        problem = f"recipe {recipe.name}: rounding is weighted, which detectors do not support"
-        raise FqvitError(f"{problem}. Use fqvit, w4 or auto, or change rounding in a .toml file.")
+    return msgspec.structs.replace(recipe, rounding="nearest") if recipe.rounding == "weighted" else recipe
 
 
 def with_profile(recipe: Recipe, profile: str) -> Recipe:
@@ -354,7 +379,9 @@ def with_methods(recipe: Recipe) -> Recipe:
     if recipe.name not in ADAPTED or min(recipe.weight_bits, recipe.activation_bits) == 8:
         return recipe
     group = 0 if recipe.weight_bits > 4 else WEIGHT_GROUP if recipe.activation_bits < 8 else WEIGHT_GROUP_A8
+    if recipe.name == "fqvit":
+        recipe = msgspec.structs.replace(recipe, values="observed")
     if recipe.activation_bits == 8:
-        methods = _W4 if recipe.rounding == "nearest" else {}
+        methods = _W4 if recipe.name == "fqvit" else {}
         return msgspec.structs.replace(recipe, weight_group=group, **methods)
     return msgspec.structs.replace(recipe, weight_group=group, sites={**_LOW_SITES, **recipe.sites}, **_LOW)

@@ -93,6 +93,15 @@ class Simulation:
         q = self.sites[name]
         return float((q if part is None else q.group(part)).scale[0])
 
+    def value_site(self, node: Node) -> str | None:
+        """Return the site of V if the node is attention times V with one scale per channel."""
+        if not isinstance(node.leaf, layers.Context) or len(self.sites[node.name].scale) == 1:
+            return None
+        name = node.inputs[1]
+        while name not in self.sites:
+            name = self.graph.node(name).inputs[0]
+        return name
+
     def _depthwise_weights(self, node: Node) -> tuple[Tensor, Tensor]:
         """Return the quantized weights [K, C] and bias [C] of a depthwise convolution, dequantized."""
         leaf, q = node.leaf, self.input_q(node)

@@ -104,7 +104,7 @@ def split(graph: Graph, outliers: Outliers) -> Graph:
     for name, neurons in outliers.items():
         if name not in mlps:
             raise FqvitError(f"outliers: this model has no MLP with GELU whose first layer is {name}. Calibrate it again.")
-        mlp, size = mlps[name], len(_weight(mlps[name].fc1))
+        mlp, size = mlps[name], len(weight_of(mlps[name].fc1))
         others = sorted(set(range(size)) - set(neurons))
         if len(neurons) + len(others) != size or not neurons or not others:
             raise FqvitError(f"outliers: {name}: expected some, not all, of the neurons 0 to {size - 1}, each at most once.")
@@ -140,7 +140,7 @@ def split_parts(graph: Graph, outliers: Outliers, parts: Parts) -> dict[str, Seq
             found[mlp.act.name + suffix] = [_selected(seen, chosen, mlp.act.name + suffix)]
             top = min(float(high[chosen].max()) + GELU_DEPTH, largest)
             found[name + suffix] = [_with_range(parts[name][0], name + suffix, least, top)]
-        weight = _weight(mlp.fc2)[:, list(neurons)].detach().cpu().double().numpy()
+        weight = weight_of(mlp.fc2)[:, list(neurons)].detach().cpu().double().numpy()
         ends = np.stack([weight * low[list(neurons)], weight * high[list(neurons)]])
         stream = _range(parts, mlp.stream)
         ends_of_sum = stream[0] + float(ends.min(0).sum(1).min()), stream[1] + float(ends.max(0).sum(1).max())
@@ -178,21 +178,22 @@ def _selected(seen: ChannelRange, neurons: list[int], site: str) -> Observer:
 def _rows(node: Node, neurons: Sequence[int]) -> Leaf:
     bias = node.leaf.bias
     assert bias is None or isinstance(bias, Tensor)
-    return _with(node.leaf, _weight(node)[list(neurons)], None if bias is None else bias[list(neurons)])
+    return with_weight(node.leaf, weight_of(node)[list(neurons)], None if bias is None else bias[list(neurons)])
 
 
 def _columns(node: Node, neurons: Sequence[int], bias: bool) -> Leaf:
     kept = node.leaf.bias
     assert kept is None or isinstance(kept, Tensor)
-    return _with(node.leaf, _weight(node)[:, list(neurons)], kept if bias else None)
+    return with_weight(node.leaf, weight_of(node)[:, list(neurons)], kept if bias else None)
 
 
-def _weight(node: Node) -> Tensor:
+def weight_of(node: Node) -> Tensor:
+    """Return the weight [O, K] of a linear layer."""
     assert isinstance(node.leaf, Linear)
     return node.leaf.weight
 
 
-def _with(leaf: Leaf, weight: Tensor, bias: Tensor | None) -> Leaf:
+def with_weight(leaf: Leaf, weight: Tensor, bias: Tensor | None) -> Leaf:
     """Return a copy of a linear layer with another weight and bias."""
     found = copy.copy(leaf)
     assert isinstance(found, Linear)

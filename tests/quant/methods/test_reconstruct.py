@@ -14,6 +14,7 @@ from fqvit.models.outputs import output_graph
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.methods import reconstruct as module
+from fqvit.quant.methods import segments as cuts
 from fqvit.quant.methods.segments import importance, segments
 from fqvit.quant.recipe import RECIPES, Recipe
 from fqvit.quant.simulate import Simulation
@@ -49,13 +50,23 @@ def test_segments_partition_the_graph_at_residual_sums(kind: str) -> None:
         assert all(name in inside for node in each.nodes for name in node.inputs)
 
 
-def test_only_the_class_token_has_importance_after_the_last_block() -> None:
+def test_only_the_class_token_has_importance_after_the_last_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuts, "EQUAL", 0.0)
     model = float_model("vit")
     graph = trace(model.module)
     found = importance(graph, model.preprocess, images_for(model.preprocess, 8))
     last = found[segments(graph)[-2].nodes[-1].name]
     assert last.shape[0] > 1 and float(last[1:].abs().max()) == 0 < float(last[0].min())
     assert all(abs(float(value.mean()) - 1) < 1e-4 for value in found.values())
+
+
+def test_half_of_the_importance_of_a_channel_is_the_same_for_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = float_model("vit")
+    graph, images = trace(model.module), images_for(model.preprocess, 8)
+    found = importance(graph, model.preprocess, images)
+    monkeypatch.setattr(cuts, "EQUAL", 0.0)
+    for name, value in importance(graph, model.preprocess, images).items():
+        torch.testing.assert_close(found[name], 0.5 * value + 0.5 * value.mean(0))
 
 
 def test_sign_bits_give_no_importance_because_they_have_no_gradient() -> None:

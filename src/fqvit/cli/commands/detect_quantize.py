@@ -14,7 +14,7 @@ from fqvit.cli.output import say, say_json, warn_of_skipped
 from fqvit.detect.image_files import ImageFiles
 from fqvit.detect.settings import read_settings
 from fqvit.errors import FqvitError
-from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, check_detector, with_methods
+from fqvit.quant.recipe import DEFAULT_RECIPE, RECIPES, check_integer, with_methods
 from fqvit.system.progress import busy, track
 from fqvit.system.text import facts, size
 
@@ -42,7 +42,7 @@ def run(
     recipe = recipe_of(recipe_name or DEFAULT_RECIPE, bits, images, None, max_loss, max_size=max_size)
     if bits is not None and (recipe_name is None or recipe_name in RECIPES):  # a recipe file keeps its own methods
         recipe = with_methods(recipe)
-    check_detector(recipe)
+    check_integer(recipe)
     if model is not None and model not in MODELS:
         raise FqvitError(f"{model}: unknown detector, expected {' or '.join(MODELS)}. Correct the name or leave it out.")
     if weights is None:

@@ -16,7 +16,7 @@ from fqvit.detect.image_files import ImageFiles
 from fqvit.detect.settings import read_settings
 from fqvit.errors import FqvitError
 from fqvit.evaluate.coco import CocoImages, categories_of, open_coco, require_pycocotools
-from fqvit.quant.recipe import check_detector
+from fqvit.quant.recipe import check_integer
 
 if TYPE_CHECKING:
     from fqvit.study.detector_cells import DetectorBench
@@ -37,7 +37,7 @@ def run(methods: str | None, bits: str | None, options: DetectorStudyOptions, ou
         chosen = [with_images(method, options.images) for method in chosen]
     for method in chosen:
         assert method.recipe is not None
-        check_detector(method.recipe)
+        check_integer(method.recipe)
     weights = _weights(options.weights)
     if options.calib is None or options.data is None:
         missing = "--calib DIR" if options.calib is None else "--data DIR"

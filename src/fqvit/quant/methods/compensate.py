@@ -27,6 +27,7 @@ from fqvit.models.graph import Node
 from fqvit.models.load import FloatModel
 from fqvit.quant import channels
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.doubling import offsets
 from fqvit.quant.importance import token_weights
 from fqvit.quant.methods.lockstep import InputBatches, LinearLayer, run_batches_in_lockstep, run_in_lockstep
 from fqvit.quant.methods.ranges import least_error, sample_rows
@@ -87,6 +88,7 @@ class Compensation:
         self.simulation = Simulation(model, calibration)
         self.graph = self.simulation.graph
         self.plans = plan(self.graph, self.recipe)
+        self.offsets = offsets(self.graph, self.recipe.doubled, calibration.sites)  # of the copies of doubled neurons, by layer
         self.chosen: dict[str, QuantizedLinear] = {}
         self.spread: dict[str, float] = {}
         self.first_calls: dict[layers.Leaf, str] = {}  # the first node of every layer with chosen weights
@@ -126,7 +128,9 @@ class Compensation:
             for part in column_blocks(layer.weight.shape[1])
         ]
         output = self.simulation.short_output_scales(node)
-        return fit(node, moments, scales, self.recipe, layer, output)
+        found = fit(node, moments, scales, self.recipe, layer, output)
+        offset = self.offsets.get(node.name, np.zeros(1))
+        return replace(found, bias=found.bias + np.rint(offset / found.scale).astype(np.int64))
 
     def _shared(self, node: Node, scales: NDArray[np.float64]) -> QuantizedLinear | None:
         """Return the codes of an earlier call of the same layer, for the input scales of this call; None if there are none.
@@ -145,7 +149,7 @@ class Compensation:
 
     def _search(self, node: Node, values: list[Tensor]) -> None:
         """Choose the scales of a site whose values before encoding are given."""
-        q, source = self.simulation.sites[node.name], self.value_site(node)
+        q, source = self.simulation.sites[node.name], self.simulation.value_site(node)
         rows = sample_rows(values)
         if source is not None:
             q = self._context(rows, q, self.simulation.sites[source])
@@ -159,15 +163,6 @@ class Compensation:
             return q
         ends = rows.double().numpy()
         return channels.context(ends.min(0), ends.max(0), v, q.bits)
-
-    def value_site(self, node: Node) -> str | None:
-        """Return the site of V if the node is attention times V with one scale per channel."""
-        if not isinstance(node.leaf, layers.Context) or len(self.simulation.sites[node.name].scale) == 1:
-            return None
-        name = node.inputs[1]
-        while name not in self.simulation.sites:
-            name = self.graph.node(name).inputs[0]
-        return name
 
     def _importance(self, node: Node, size: int) -> Tensor:
         """Return the weight [C] of errors of each channel: the squared norm of the weights that read it."""
@@ -278,18 +273,21 @@ def round_columns(values: Tensor, covariance: Tensor, units: Tensor, largest: in
         return (values / units + 0.5).floor().clamp(-largest, largest) * units
     order = torch.argsort(covariance.diagonal(), descending=True, stable=True)
     factor = _factor(covariance[order][:, order], mean)
-    left, unit, rounded = values[:, order].clone(), units[:, order], torch.empty_like(values)
+    # Columns are stored as rows, so that all elements of a column are adjacent in memory.
+    left, unit = values.T[order].contiguous(), units.T[order].contiguous()
+    rounded = torch.empty_like(left)
     for first in range(0, size, BLOCK):
         last = min(first + BLOCK, size)
-        block, errors = left[:, first:last], torch.empty(len(values), last - first, dtype=torch.float64)
+        block, errors = left[first:last], torch.empty_like(left[first:last])
         inner = factor[first:last, first:last]
         for k in range(last - first):
-            column = (block[:, k] / unit[:, first + k] + 0.5).floor().clamp(-largest, largest) * unit[:, first + k]
-            rounded[:, first + k] = column
-            errors[:, k] = (block[:, k] - column) / inner[k, k]
-            block[:, k + 1 :] -= torch.outer(errors[:, k], inner[k, k + 1 :])
-        left[:, last:] -= errors @ factor[first:last, last:]
-    return rounded[:, torch.argsort(order)]
+            step = unit[first + k]
+            column = (block[k] / step + 0.5).floor_().clamp_(-largest, largest).mul_(step)
+            rounded[first + k] = column
+            torch.div(block[k] - column, inner[k, k], out=errors[k])
+            block[k + 1 :].addr_(inner[k, k + 1 :], errors[k], alpha=-1)
+        left[last:] -= factor[first:last, last:].T @ errors
+    return rounded[torch.argsort(order)].T.contiguous()
 
 
 def _factor(covariance: Tensor, mean: float) -> Tensor:

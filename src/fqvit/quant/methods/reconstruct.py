@@ -8,12 +8,11 @@ A segment is the part of the network between two residual sums: attention, or an
 The errors of tokens and channels are weighted by their importance for the result (segments.py).
 MLPs treat every token alike: they are learned on random tokens, which is much cheaper than whole images.
 A detector's feature pyramid and heads have no residual sums: their weights are compensated, not learned.
-See also: learned.py (the parameters), lockstep.py (runs both networks).
+See also: trainable.py (the parameters), lockstep.py (runs both networks).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,18 +21,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
-from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.methods.compensate import Compensation
-from fqvit.quant.methods.learned import LayerParameters, SiteParameters
 from fqvit.quant.methods.lockstep import InputBatches
 from fqvit.quant.methods.segments import Segment, importance, segments
-from fqvit.quant.qparams import QParams
-from fqvit.quant.weights import bits_and_group, short_output_scales
+from fqvit.quant.methods.trainable import Rates, Trainable
 from fqvit.system.progress import Progress
 
 STEPS = 60  # steps of Adam per segment
@@ -41,12 +36,7 @@ WEIGHT_STEPS = 120  # if no scales of sites are learned; steps are then cheaper,
 TOKENS = 512  # tokens per step, for segments that treat tokens alike
 IMAGES_PER_STEP = 4  # for other segments
 IMPORTANCE_IMAGES = 48
-# Learning rates; they rise for WARMUP steps and then follow a cosine to 0.
-CODE_RATE = 0.015  # of weights, in codes
-SCALE_RATE = 0.01  # of the logarithms of scales
-ZERO_RATE = 0.02  # of zero points, in codes
-BIAS_RATE = 0.002  # of biases, in standard deviations of the output
-WARMUP = 10
+RATES = Rates(scale=0.01, zero=0.02, code=0.015, bias=0.002)
 
 
 @dataclass(frozen=True)
@@ -96,88 +86,21 @@ class Reconstruction(Compensation):
         return [segment.run(x, self.simulation.call, self.simulation.visit) for x in self.start[1]]
 
     def _learn(self, segment: Segment, examples: Examples) -> None:
-        sites, linears = self._parameters(segment)
-        optimizer = _optimizer(sites, linears)
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
-
-        def call(node: Node, inputs: list[Tensor]) -> Tensor:
-            if node.name in linears:
-                return F.linear(inputs[0], *linears[node.name].decoded(self._input_scales(node, sites)))
-            found: Tensor = node.leaf(*inputs, *node.params)
-            return found
-
-        def visit(node: Node, y: Tensor) -> Tensor:
-            # Residual sums, scores and attention have far less error than other sites: they stay exact.
-            return sites[node.name].apply(y) if node.name in sites else y
-
-        losses = []
+        sites = [node.name for node in segment.nodes if node.name in self.searched]
+        learned = Trainable(self.simulation, segment.nodes, sites, self.chosen, self.spread)
         steps = STEPS if sites else WEIGHT_STEPS
-        for step in range(steps):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps)) * min(1.0, (step + 1) / WARMUP)
+        schedule = learned.schedule(RATES, steps)
+        losses = []
+        for _ in range(steps):
             x, target, weight = examples.draw(self.random)
             with torch.enable_grad():
-                loss = ((segment.run(x, call, visit) - target).square() * weight).mean()
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+                # Residual sums, scores and attention have far less error than other sites: they stay exact.
+                loss = ((segment.run(x, learned.call, learned.visit) - target).square() * weight).mean()
+            schedule.step(loss)
             losses.append(loss.item())
         few = max(1, steps // 10)
         self.errors[segment.end.name] = (float(np.mean(losses[:few])), float(np.mean(losses[-few:])))
-        self._keep(segment, sites, linears)
-
-    def _input_scales(self, node: Node, sites: dict[str, SiteParameters]) -> Tensor:
-        """Return the scales [K] of the codes that a linear layer reads, with gradients if they are learned."""
-        assert isinstance(node.leaf, layers.Linear)
-        name, inputs = node.inputs[0], node.leaf.weight.shape[1]
-        if name in sites:
-            scale = sites[name].scale()
-            return scale.repeat(inputs // len(scale))
-        scales = self.simulation.input_scales(node)
-        assert scales is not None
-        return torch.from_numpy(scales).float().expand(inputs)
-
-    def _parameters(self, segment: Segment) -> tuple[dict[str, SiteParameters], dict[str, LayerParameters]]:
-        sites: dict[str, SiteParameters] = {}
-        linears: dict[str, LayerParameters] = {}
-        for node in segment.nodes:
-            if node.name in self.searched:
-                value = sites.get(self.value_site(node) or "")
-                sites[node.name] = SiteParameters(node.leaf.role, self.simulation.sites[node.name], value)
-        for node in segment.nodes:
-            if node.name in self.chosen:
-                assert isinstance(node.leaf, layers.Linear)
-                bits, group = bits_and_group(self.recipe, node)
-                scales = self._input_scales(node, {})
-                linears[node.name] = LayerParameters(
-                    node.leaf, self.chosen[node.name], bits, group, scales, self.spread[node.name]
-                )
-        return sites, linears
-
-    def _keep(self, segment: Segment, sites: dict[str, SiteParameters], linears: dict[str, LayerParameters]) -> None:
-        """Convert the learned parameters to integers."""
-        found: dict[str, QParams] = {}
-        for name, site in sites.items():
-            source = self.value_site(self.graph.node(name)) or ""
-            found[name] = site.result(found.get(source, self.simulation.sites.get(source)))
-        self.simulation.sites.update(found)
-        for node in segment.nodes:
-            if node.name in linears:
-                leaf = node.leaf
-                assert isinstance(leaf, layers.Linear)
-                output = short_output_scales(self.recipe, leaf, self.simulation.sites.get(node.name), len(leaf.weight))
-                self.chosen[node.name] = linears[node.name].result(self._input_scales(node, {}), output)
-                self.simulation.use(node, self.chosen[node.name])
-
-
-def _optimizer(sites: dict[str, SiteParameters], linears: dict[str, LayerParameters]) -> torch.optim.Adam:
-    groups = [
-        ([each.logs for each in sites.values()] + [each.logs for each in linears.values()], SCALE_RATE),
-        ([site.zero for site in sites.values() if site.learns_zeros], ZERO_RATE),
-        ([each.move for each in linears.values()], CODE_RATE),
-        ([each.shift for each in linears.values()], BIAS_RATE),
-    ]
-    return torch.optim.Adam([{"params": params, "lr": rate} for params, rate in groups if params], betas=(0.9, 0.95))
+        self.chosen.update(learned.keep())
 
 
 @torch.no_grad()

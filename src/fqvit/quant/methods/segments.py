@@ -21,6 +21,9 @@ from fqvit.models.pixels import normalise
 
 ALIKE = (layers.Linear, layers.LayerNorm, layers.Gelu, layers.Add)  # leaves that treat every token alike
 BATCH = 8
+# Share of the importance of each channel that is distributed equally over all tokens. In the last block only the class token
+# counts, and learning on one token per image may fit the calibration images only.
+EQUAL = 0.5
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ def importance(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) 
     """Return the importance [T, C] of the errors of every segment's output, with mean 1: {name of its last node: importance}.
 
     It is the mean squared gradient of the log-probability of a class that is drawn from the model's own prediction: the
-    diagonal of the Fisher information. Without logits, a random projection of the normalized output takes its place. Empty if
-    there is one segment only, or if the output has no gradient (sign bits).
+    diagonal of the Fisher information. Without logits, a random projection of the normalized output takes its place. A share
+    of EQUAL is the same for all tokens. Empty if there is one segment only, or if the output has no gradient (sign bits).
     """
     ends = {each.end.name for each in segments(graph)} - {graph.output}
     role = graph.node(graph.output).leaf.role
@@ -114,4 +117,9 @@ def importance(graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8]) 
         for name, value in kept.items():
             if value.grad is not None:
                 total[name] = total.get(name, torch.zeros(())) + value.grad.square().sum(0)
-    return {name: value / value.mean() for name, value in total.items() if float(value.mean()) > 0}
+    return {name: _with_equal_share(value / value.mean()) for name, value in total.items() if float(value.mean()) > 0}
+
+
+def _with_equal_share(value: Tensor) -> Tensor:
+    """Distribute a share of EQUAL of the importance [..., C] of each channel equally over all tokens."""
+    return (1 - EQUAL) * value + EQUAL * value.reshape(-1, value.shape[-1]).mean(0)
