@@ -75,6 +75,10 @@ def packed_value(row: np.ndarray[Any, Any], i: int, width: int) -> int:
 def unpacked_weights(op: Linear, get: Get, inputs: int) -> list[list[int]]:
     owner, width = op.weights_of or op.y, op.width or 4
     codes = [[packed_value(row, k, width) for k in range(inputs)] for row in get(f"{owner}.w")]
+    if op.codebooks:
+        books = get(f"{owner}.codebooks")
+        choices = [[packed_value(row, k // op.group, 4) for k in range(inputs)] for row in get(f"{owner}.choice")]
+        return [[int(books[b, c]) for b, c in zip(*rows, strict=True)] for rows in zip(choices, codes, strict=True)]
     signed = [[code - 2**width if code >= 2 ** (width - 1) else code for code in row] for row in codes]
     if not op.group:
         return signed

@@ -188,7 +188,7 @@ def test_structs_of_a_program_are_frozen_and_forbid_unknown_fields(cls: Any) -> 
 DEFAULTS: dict[str, dict[str, object]] = {
     "Term": {"zero": 0, "alpha": None},
     "Lookup": {"alpha": None, "y_zero": (), "bits": 8},
-    "Linear": {"out": "codes", "y_zero": 0, "bits": 8, "group": 0, "weights_of": None, "width": 0},
+    "Linear": {"out": "codes", "y_zero": 0, "bits": 8, "group": 0, "weights_of": None, "width": 0, "codebooks": 0},
     "LayerNorm": {"zero": 0, "alpha": None, "bits": 8, "center": True, "fraction": 24},
     "Add": {"y_zero": 0, "y_alpha": None, "bits": 8},
     "Take": {"fill": 0},

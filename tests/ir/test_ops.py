@@ -17,7 +17,7 @@ from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.kit import DTYPES, kit
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
-from fqvit.ir.packing import pack, pack_codes
+from fqvit.ir.packing import pack, pack_codebooks, pack_codes
 from fqvit.ir.program import AnyOp
 from fqvit.ir.value import Scope
 from fqvit.quant.exptable import exp_table
@@ -46,10 +46,16 @@ def linear(draw: Draw) -> AnyOp:
     inner, outputs = draw.int(1, 9), draw.one(1, 3, 6)
     draw.buffer("x", draw.one((inner,), (3, inner), (2, 3, inner)), draw.one(4, 8, 16))
     group, width = draw.one(0, 2, 3, 8), draw.one(0, 0, 2, 3, 4, 5, 6, 6, 7)
-    used = width or 4
+    used, groups = width or 4, -(-inner // group) if group else 0
+    codebooks = draw.one(0, 1, 3, 16) if group else 0
     codes = draw.integers(-(2 ** (used - 1)), 2 ** (used - 1) - 1, (outputs, inner), "i8")
-    if group:
-        exponent = draw.constant("y.exponent", 0, 8 - used, (outputs, -(-inner // group)), "u8")
+    if codebooks:
+        books = draw.constants["y.codebooks"] = draw.integers(-128, 127, (codebooks, 2**used), "i8")
+        choice = draw.integers(0, codebooks - 1, (outputs, groups), "u8")
+        w = books[choice[:, np.arange(inner) // group], codes + 2 ** (used - 1)]
+        draw.constants["y.w"], draw.constants["y.choice"] = pack_codebooks(w, choice, books, group, used)
+    elif group:
+        exponent = draw.constant("y.exponent", 0, 8 - used, (outputs, groups), "u8")
         w = codes << draw.constants[exponent][:, np.arange(inner) // group].astype(np.int8)
         draw.constants["y.w"], draw.constants[exponent] = pack(w, draw.constants[exponent], group, used)
     elif width:
@@ -65,7 +71,8 @@ def linear(draw: Draw) -> AnyOp:
     if out == "i32":
         draw.constants["y.shift"] = np.maximum(draw.constants["y.shift"], 31).astype(np.uint8)
     bits = draw.one(3, 8, 12)
-    return Linear(y="y", x="x", out=out, y_zero=draw.zero("z", outputs, bits), bits=bits, group=group, width=width)
+    zero = draw.zero("z", outputs, bits)
+    return Linear(y="y", x="x", out=out, y_zero=zero, bits=bits, group=group, width=width, codebooks=codebooks)
 
 
 def layernorm(draw: Draw) -> AnyOp:
@@ -315,7 +322,7 @@ def run_with(library: str, op: AnyOp, draw: Draw) -> np.ndarray[Any, Any]:
     constants = draw.constants
     if isinstance(op, Linear) and op.packed:  # as in Program.unpacked
         constants = constants | {op.part("w"): op.weights(Scope(draw.values, constants, op.y))}
-        op = msgspec.structs.replace(op, group=0, width=0)
+        op = msgspec.structs.replace(op, group=0, width=0, codebooks=0)
     arrays = {name: with_kit.asarray(x) for name, x in (constants | draw.buffers).items()}
     return with_kit.numpy(op.run(with_kit, arrays.__getitem__))
 

@@ -248,7 +248,7 @@ REJECTED |= {
     "a width with a group but no exponents": (lambda: narrow(6, group=2), "constant 'y.exponent' is missing"),
     "a width in version 1": (
         lambda: Program(msgspec.structs.replace(narrow(6).header, version=1), narrow(6).constants),
-        "format version 1, but linear ops with a width need 2",
+        "format version 1, but linear ops with a width or codebooks need 2",
     ),
 }
 

@@ -146,7 +146,9 @@ class Linear(Op, frozen=True, tag="linear"):
     w: u8 [O, ceil(K * width / 8)]
     group > 0: w[o, k] = code[o, k] * 2^exponent[o, k // group], exponent in 0..8 - width, stored two per byte;
     exponent: u8 [O, ceil(G / 2)], G = ceil(K / group)
-    weights_of: the name of an earlier Linear whose w and exponent this op uses (one layer that runs on several feature maps).
+    codebooks > 0, their number: w[o, k] = codebooks[choice[o, k // group], code[o, k]], choice stored two per byte;
+    choice: u8 [O, ceil(G / 2)]   codebooks: i8 [codebooks, 2^width]
+    weights_of: an earlier Linear whose weights (weight_parts) this op uses (one layer that runs on several feature maps).
     """
 
     x: str
@@ -156,15 +158,23 @@ class Linear(Op, frozen=True, tag="linear"):
     group: Int = 0
     weights_of: str | None = None
     width: Int = 0
-    parts: ClassVar[tuple[str, ...]] = ("w", "exponent", "bias", "mult", "shift")
+    codebooks: Int = 0
+    parts: ClassVar[tuple[str, ...]] = ("w", "exponent", "choice", "codebooks", "bias", "mult", "shift")
 
     def part(self, name: str) -> str:
-        return f"{self.weights_of}.{name}" if self.weights_of is not None and name in ("w", "exponent") else super().part(name)
+        return f"{self.weights_of}.{name}" if self.weights_of is not None and name in self.weight_parts else super().part(name)
 
     @property
     def packed(self) -> bool:
         """Whether the weights are stored in fewer than 8 bits each."""
-        return self.group != 0 or self.width != 0
+        return self.group != 0 or self.width != 0 or self.codebooks != 0
+
+    @property
+    def weight_parts(self) -> tuple[str, ...]:
+        """The parts that store the weights: `w` first."""
+        if self.codebooks:
+            return "w", "choice", "codebooks"
+        return ("w", "exponent") if self.group else ("w",)
 
     @property
     def weight_bits(self) -> int:
@@ -176,7 +186,7 @@ class Linear(Op, frozen=True, tag="linear"):
         inputs = scope.buffer(self.x).channels
         if not self.packed:
             return scope.constant(self.part("w"), ("i8",), (None, inputs))
-        return packed_weights(scope, self.part("w"), self.part("exponent"), inputs, self.group, self.weight_bits)
+        return packed_weights(scope, self.part, inputs, self.group, self.weight_bits, self.codebooks)
 
     def check_owner(self, scope: Scope, earlier: Mapping[str, Linear]) -> None:
         """Check that `weights_of` names an earlier Linear with its own weights, of the same format and number of inputs.
@@ -190,6 +200,7 @@ class Linear(Op, frozen=True, tag="linear"):
             scope.fail(f"weights_of is {self.weights_of!r}, expected an earlier linear op that has its own weights")
         scope.check(owner.group == self.group, f"group is {self.group}, but {of} has {owner.group}")
         scope.check(owner.width == self.width, f"width is {self.width}, but {of} has {owner.width}")
+        scope.check(owner.codebooks == self.codebooks, f"codebooks is {self.codebooks}, but {of} has {owner.codebooks}")
         same = scope.buffer(owner.x).channels == scope.buffer(self.x).channels
         scope.check(same, f"reads a different number of channels than {of}")
 

@@ -1,26 +1,31 @@
-"""Pack and unpack narrow weights: codes of 2 to 7 bits, optionally with one exponent per group of weights.
+"""Pack and unpack narrow weights: codes of 2 to 7 bits, optionally with one exponent or one codebook per group of weights.
 
-    w[o, k] = code[o, k] * 2^exponent[o, k // group],   exponent in 0..8 - width; without groups, w[o, k] = code[o, k]
+    w[o, k] = code[o, k]                                           without groups
+    w[o, k] = code[o, k] * 2^exponent[o, k // group]               with exponents in 0..8 - width
+    w[o, k] = codebooks[choice[o, k // group], code[o, k]]         with codebooks, which list the i8 value of every code
 
-A code is in two's complement. Code k occupies the bits k * width .. k * width + width - 1 of its row, where bit b is bit
-b mod 8 of byte b // 8; exponents are stored in the same way in 4 bits each. Every such weight fits int8. Kernels never see
-packed weights: they are unpacked once, before a program runs (Program.unpacked). O outputs, K inputs, G = ceil(K / group)
-groups per row.
+A code is in two's complement; with codebooks it is unsigned. Code k occupies the bits k * width .. k * width + width - 1 of its
+row, where bit b is bit b mod 8 of byte b // 8; exponents and choices are stored in the same way in 4 bits each. Every such
+weight fits int8. Kernels never see packed weights: they are unpacked once, before a program runs (Program.unpacked).
+O outputs, K inputs, G = ceil(K / group) groups per row, B codebooks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.ir.value import MAX_ELEMENTS, Scope
+from fqvit.ir.value import MAX_ELEMENTS, Constant, Scope
 
 MIN_WIDTH, MAX_WIDTH = 2, 7
 GROUP_WIDTH = 4  # bits of codes with groups if an op does not specify a width
-EXPONENT_BITS = 4
+GROUP_BITS = 4  # bits per group: its exponent, or the index of its codebook
+MAX_CODEBOOKS = 2**GROUP_BITS
 MAX_GROUP = 2**16
+BLOCK = 2**20  # weights that are looked up in codebooks at a time, because numpy widens indices to 8 bytes
 
 
 def max_exponent(width: int) -> int:
@@ -41,7 +46,7 @@ def pack(
     codes = w >> shift
     assert int(exponent.max()) <= max_exponent(width)
     assert bool((codes * (1 << shift) == w).all())
-    return pack_codes(codes, width), _join(exponent, EXPONENT_BITS)
+    return pack_codes(codes, width), _join(exponent, GROUP_BITS)
 
 
 def pack_codes(codes: NDArray[np.int8], width: int) -> NDArray[np.uint8]:
@@ -50,12 +55,29 @@ def pack_codes(codes: NDArray[np.int8], width: int) -> NDArray[np.uint8]:
     return _join((codes & (2**width - 1)).astype(np.uint8), width)
 
 
+def pack_codebooks(
+    w: NDArray[np.int8], choice: NDArray[np.uint8], codebooks: NDArray[np.int8], group: int, width: int = GROUP_WIDTH
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Pack weights i8 [O, K], each of which is a level of its group's codebook, and choices u8 [O, G].
+
+    codebooks: i8 [B, 2^width]. Of equal levels, the first one is used. Both results are u8 with one row per output.
+    """
+    books, levels = codebooks.shape
+    assert 1 <= books <= MAX_CODEBOOKS and levels == 2**width and int(choice.max()) < books
+    inverse = np.full((books, 2**8), -1, np.int8)  # the code of every i8, which is viewed as u8; -1: not a level
+    for code in reversed(range(levels)):
+        inverse[np.arange(books), codebooks[:, code].view(np.uint8)] = code
+    codes = _look_up(inverse, choice[:, _groups(w.shape[1], group)], w.view(np.uint8))
+    assert int(codes.min()) >= 0, "a weight is not a level of its codebook"
+    return _join(codes.view(np.uint8), width), _join(choice, GROUP_BITS)
+
+
 def unpack(
     codes: NDArray[np.uint8], exponents: NDArray[np.uint8], inputs: int, group: int, width: int = GROUP_WIDTH
 ) -> NDArray[np.int8]:
     """Invert `pack`: return weights i8 [O, K]. inputs: K, which the packed shape does not determine."""
     groups = _groups(inputs, group)
-    factors = np.left_shift(1, _split(exponents, int(groups[-1]) + 1, EXPONENT_BITS)).astype(np.int8)
+    factors = np.left_shift(1, _split(exponents, int(groups[-1]) + 1, GROUP_BITS)).astype(np.int8)
     unpacked: NDArray[np.int8] = unpack_codes(codes, inputs, width) * factors[:, groups]
     return unpacked
 
@@ -67,25 +89,54 @@ def unpack_codes(codes: NDArray[np.uint8], inputs: int, width: int) -> NDArray[n
     return signed
 
 
-def packed_weights(scope: Scope, codes: str, exponents: str, inputs: int, group: int, width: int) -> NDArray[np.int8]:
-    """Unpack the constants `codes` and, with a group, `exponents` to weights i8 [O, K].
+def unpack_codebooks(
+    codes: NDArray[np.uint8],
+    choices: NDArray[np.uint8],
+    codebooks: NDArray[np.int8],
+    inputs: int,
+    group: int,
+    width: int = GROUP_WIDTH,
+) -> NDArray[np.int8]:
+    """Invert `pack_codebooks`: return weights i8 [O, K]."""
+    groups = _groups(inputs, group)
+    choice = _split(choices, int(groups[-1]) + 1, GROUP_BITS)
+    return _look_up(codebooks, choice[:, groups], _split(codes, inputs, width))
 
-    Rejects constants that `pack` and `pack_codes` cannot produce.
+
+def packed_weights(
+    scope: Scope, part: Callable[[str], str], inputs: int, group: int, width: int, codebooks: int
+) -> NDArray[np.int8]:
+    """Unpack the constants of an op to weights i8 [O, K]. part: returns the full name of one of the op's constants
+
+    Rejects constants that `pack`, `pack_codes` and `pack_codebooks` cannot produce.
     """
+    scope.check(0 <= codebooks <= MAX_CODEBOOKS, f"codebooks is {codebooks}, expected 0 to {MAX_CODEBOOKS}")
+    scope.check(codebooks == 0 or group != 0, f"codebooks is {codebooks}, but group is 0, expected 2 to {MAX_GROUP}")
     scope.check(group == 0 or 2 <= group <= MAX_GROUP, f"group is {group}, expected 0 or 2 to {MAX_GROUP}")
     scope.check(MIN_WIDTH <= width <= MAX_WIDTH, f"width is {width}, expected 0 or {MIN_WIDTH} to {MAX_WIDTH}")
-    packed_codes = scope.constant(codes, ("u8",), (None, row_bytes(inputs, width)))
-    outputs = len(packed_codes)
+    codes = scope.constant(part("w"), ("u8",), (None, row_bytes(inputs, width)))
+    outputs = len(codes)
     scope.check(outputs * inputs <= MAX_ELEMENTS, f"too many weights: {outputs} x {inputs}, at most {MAX_ELEMENTS}")
-    _check_padding(scope, codes, packed_codes, inputs, width)
+    _check_padding(scope, part("w"), codes, inputs, width)
     if group == 0:
-        return unpack_codes(packed_codes, inputs, width)
-    groups = -(-inputs // group)
-    packed_exponents = scope.constant(exponents, ("u8",), (outputs, row_bytes(groups, EXPONENT_BITS)))
-    _check_padding(scope, exponents, packed_exponents, groups, EXPONENT_BITS)
-    largest, limit = int(_split(packed_exponents, groups, EXPONENT_BITS).max()), max_exponent(width)
-    scope.check(largest <= limit, f"constant {exponents!r} has exponent {largest}, expected 0 to {limit}")
-    return unpack(packed_codes, packed_exponents, inputs, group, width)
+        return unpack_codes(codes, inputs, width)
+    groups = (outputs, -(-inputs // group))
+    if codebooks == 0:
+        exponents = _per_group(scope, part("exponent"), groups, "exponent", max_exponent(width))
+        return unpack(codes, exponents, inputs, group, width)
+    choices = _per_group(scope, part("choice"), groups, "codebook", codebooks - 1)
+    levels = scope.constant(part("codebooks"), ("i8",), (codebooks, 2**width))
+    return unpack_codebooks(codes, choices, levels, inputs, group, width)
+
+
+def _per_group(scope: Scope, name: str, shape: tuple[int, int], what: str, limit: int) -> Constant:
+    """Return the packed constant u8 with one value in 0..limit per group. shape: outputs and groups per row"""
+    outputs, groups = shape
+    packed = scope.constant(name, ("u8",), (outputs, row_bytes(groups, GROUP_BITS)))
+    _check_padding(scope, name, packed, groups, GROUP_BITS)
+    largest = int(_split(packed, groups, GROUP_BITS).max())
+    scope.check(largest <= limit, f"constant {name!r} has {what} {largest}, expected 0 to {limit}")
+    return packed
 
 
 def _check_padding(scope: Scope, name: str, packed: np.ndarray[Any, Any], count: int, width: int) -> None:
@@ -96,6 +147,16 @@ def _check_padding(scope: Scope, name: str, packed: np.ndarray[Any, Any], count:
 def _groups(inputs: int, group: int) -> NDArray[np.intp]:
     """Return the group of each input: intp [K]."""
     return np.arange(inputs) // group
+
+
+def _look_up(table: NDArray[np.int8], rows: NDArray[np.uint8], columns: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """Return table[rows, columns]; all arrays have two axes."""
+    out = np.empty(rows.shape, np.int8)
+    step = -(-BLOCK // rows.shape[1])
+    for start in range(0, len(rows), step):
+        block = slice(start, start + step)
+        out[block] = table[rows[block], columns[block]]
+    return out
 
 
 def _join(values: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:

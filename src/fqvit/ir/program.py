@@ -281,13 +281,13 @@ class Program:
             check_constant(name, array.shape)
         needed = version_of(self.ops)
         if self.header.version < needed:
-            problem = f"format version {self.header.version}, but linear ops with a width need {needed}"
+            problem = f"format version {self.header.version}, but linear ops with a width or codebooks need {needed}"
             raise FqvitError(f"{problem}. {DAMAGED}")
         shape = self.input_shape
         if min(shape) < 1 or math.prod(shape) >= MAX_ELEMENTS:
             raise FqvitError(f"input shape {list(shape)} is empty or too large. {DAMAGED}")
-        # Only linear ops with packed weights may read packed weights and exponents, because unpacked() replaces them.
-        packed = {op.part(part) for op in self.ops if _is_packed(op) for part in ("w", "exponent")}
+        # Only linear ops with packed weights may read these constants, because unpacked() replaces them.
+        packed = {op.part(part) for op in self.ops if _is_packed(op) for part in op.weight_parts}
         common = {name: array for name, array in self.constants.items() if name not in packed}
         buffers: dict[str, Value] = {INPUT: Value("u8", shape, 0, 255)}
         proofs: list[Proof] = []
@@ -338,8 +338,9 @@ class Program:
         for i, op in enumerate(self.ops):
             if _is_packed(op):
                 constants[op.part("w")] = op.weights(Scope(buffers, self.constants, op.y))
-                constants.pop(op.part("exponent"), None)  # absent if an op with the same weights came before
-                ops[i] = msgspec.structs.replace(op, group=0, width=0)
+                for part in op.weight_parts[1:]:
+                    constants.pop(op.part(part), None)  # absent if an op with the same weights came before
+                ops[i] = msgspec.structs.replace(op, group=0, width=0, codebooks=0)
         return Program(msgspec.structs.replace(self.header, ops=tuple(ops)), constants)
 
     def fingerprint(self) -> str:
@@ -365,7 +366,7 @@ class Program:
 
 def version_of(ops: Iterable[AnyOp]) -> int:
     """Return the format version of a program: the first version with all fields of its ops, so that older readers accept it."""
-    return 2 if any(isinstance(op, Linear) and op.width for op in ops) else 1
+    return 2 if any(isinstance(op, Linear) and (op.width or op.codebooks) for op in ops) else 1
 
 
 def _is_packed(op: AnyOp) -> TypeGuard[Linear]:
