@@ -84,6 +84,8 @@ void check_owner(const LinearFields& op, const Scope& scope,
             owner.group);
     require(owner.width == op.width, "width is ", op.width, ", but '", *op.weights_of, "' (weights_of) has ",
             owner.width);
+    require(owner.codebooks == op.codebooks, "codebooks is ", op.codebooks, ", but '", *op.weights_of,
+            "' (weights_of) has ", owner.codebooks);
     require(scope.codes(owner.x).value.channels() == scope.codes(op.x).value.channels(),
             "reads a different number of channels than '", *op.weights_of, "' (weights_of)");
 }
@@ -115,12 +117,12 @@ bool Engine::State::is_buffer(int number) const {
 void Engine::State::add_ops(const Program& program) {
     require(program.ops.size() <= MAX_OPS, "too many ops: ", program.ops.size(), ", at most ", MAX_OPS);
     check_constants(program);
-    // Packed weights and their exponents may only be read by linear ops with packed weights: no other op can interpret
-    // them.
+    // Only linear ops with packed weights may read the constants that store them: no other op can interpret these.
     std::set<std::string> packed;
     for (const OpFields& op : program.ops) {
         if (!is_packed(op)) continue;
-        for (const char* part : {"w", "exponent"}) packed.insert(std::get<LinearFields>(op).weight_part(part));
+        const auto& linear = std::get<LinearFields>(op);
+        for (const char* part : linear.weight_parts()) packed.insert(linear.weight_part(part));
     }
     const std::set<std::string> none;
     const std::uint64_t stored = program.constants.stored_bytes();

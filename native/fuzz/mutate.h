@@ -137,8 +137,9 @@ private:
     }
 
     void change_object(Tree& object, const Tree& other) {
-        constexpr const char* FIELDS[] = {"alpha", "y_zero", "bits", "group", "width", "weights_of", "select", "region",
-                                          "index", "fill",   "zero", "skip",  "out",   "shape",      "levels"};
+        constexpr const char* FIELDS[] = {"alpha",      "y_zero", "bits",   "group", "width", "codebooks",
+                                          "weights_of", "select", "region", "index", "fill",  "zero",
+                                          "skip",       "out",    "shape",  "levels"};
         if (below(3) == 0) {
             object.erase(std::next(object.begin(), static_cast<std::ptrdiff_t>(below(object.size()))).key());
         } else if (other.is_object() && !other.empty() && below(2) == 0) {

@@ -70,8 +70,8 @@ void check_fields(std::int64_t version, const Header& header) {
     if (version >= 2) return;
     for (const OpFields& op : header.ops) {
         const auto* linear = std::get_if<LinearFields>(&op);
-        require(linear == nullptr || linear->width == 0, "format version ", version,
-                ", but linear ops with a width need 2");
+        require(linear == nullptr || (linear->width == 0 && linear->codebooks == 0), "format version ", version,
+                ", but linear ops with a width or codebooks need 2");
     }
 }
 

@@ -40,11 +40,18 @@ struct LinearFields {
     Zero y_zero{};
     std::int64_t bits = 8, group = 0;
     OptionalName weights_of{};
-    std::int64_t width = 0;
+    std::int64_t width = 0, codebooks = 0;
 
     // Whether the weights are stored in fewer than 8 bits each.
-    bool packed() const { return group != 0 || width != 0; }
-    // Returns the name of the constant `part`, "w" or "exponent". It belongs to the op `weights_of` if that is set.
+    bool packed() const { return group != 0 || width != 0 || codebooks != 0; }
+    // Returns the parts that store the weights: "w" first.
+    std::vector<const char*> weight_parts() const {
+        if (codebooks != 0) return {"w", "choice", "codebooks"};
+        if (group != 0) return {"w", "exponent"};
+        return {"w"};
+    }
+    // Returns the name of the constant that stores a part of the weights. It belongs to the op `weights_of` if that is
+    // set.
     std::string weight_part(const char* part) const { return weights_of.value_or(y) + "." + part; }
 };
 

@@ -48,7 +48,8 @@ struct Description<LinearFields> {
                           optional<&F::bits>("bits"),
                           optional<&F::group>("group"),
                           optional<&F::weights_of>("weights_of"),
-                          optional<&F::width>("width")};
+                          optional<&F::width>("width"),
+                          optional<&F::codebooks>("codebooks")};
     }
 };
 

@@ -14,7 +14,8 @@ namespace {
 constexpr std::size_t PADDING = 64;
 
 constexpr std::int64_t MAX_GROUP = 65536;
-constexpr int EXPONENT_BITS = 4;
+constexpr int GROUP_BITS = 4;  // bits per group: its exponent, or the index of its codebook
+constexpr std::int64_t MAX_CODEBOOKS = 16;
 
 std::int64_t row_bytes(std::int64_t count, int width) { return (count * width + 7) / 8; }
 
@@ -32,36 +33,54 @@ void require_zero_padding(const std::uint8_t* row, std::int64_t count, int width
     require(used == 0 || row[row_bytes(count, width) - 1] >> used == 0, "packed weights: a padding bit is not 0");
 }
 
-// Unpacks weights of `width` bits: w = code * 2^exponent, where code is in two's complement. Without groups, w = code.
+// Returns the weight of every code: one row of 2^width weights per codebook, or per exponent of a group.
+std::vector<std::int8_t> code_values(const LinearFields& fields, int width, Scope& scope) {
+    const int codes = 1 << width, sign = codes / 2;
+    if (fields.codebooks != 0) {
+        const std::int64_t books = in_range(fields.codebooks, 1, MAX_CODEBOOKS, "codebooks");
+        require(fields.group != 0, "codebooks is ", books, ", but group is 0");
+        const Constant levels = scope.constant(fields.weight_part("codebooks"), {DType::i8}, {books, codes});
+        return {levels.as<std::int8_t>(), levels.as<std::int8_t>() + books * codes};
+    }
+    std::vector<std::int8_t> values;
+    for (int exponent = 0; exponent <= (fields.group == 0 ? 0 : 8 - width); ++exponent) {
+        for (int code = 0; code < codes; ++code) {
+            values.push_back(static_cast<std::int8_t>(((code ^ sign) - sign) * (1 << exponent)));
+        }
+    }
+    return values;
+}
+
+// Unpacks weights of `width` bits. Without groups they are codes in two's complement; the weights of a group are codes
+// times 2^exponent, or levels of a codebook.
 std::vector<std::int8_t> unpack_weights(const LinearFields& fields, std::int64_t inputs, Scope& scope,
                                         std::int64_t& outputs) {
     const std::int64_t group = fields.group == 0 ? inputs : in_range(fields.group, 2, MAX_GROUP, "group");
     const int width = fields.width == 0 ? 4 : static_cast<int>(in_range(fields.width, 2, 7, "width"));
-    const int sign = 1 << (width - 1);
+    const std::vector<std::int8_t> values = code_values(fields, width, scope);
+    const std::int64_t last = (static_cast<std::int64_t>(values.size()) >> width) - 1;  // the last row of `values`
     const std::int64_t groups = (inputs + group - 1) / group;
-    const std::int64_t row = row_bytes(inputs, width), exponent_row = row_bytes(groups, EXPONENT_BITS);
+    const std::int64_t row = row_bytes(inputs, width), group_row = row_bytes(groups, GROUP_BITS);
     const Constant codes = scope.constant(fields.weight_part("w"), {DType::u8}, {ANY, row});
     outputs = codes.shape[0];
-    Constant exponents;
-    if (fields.group != 0) {
-        exponents = scope.constant(fields.weight_part("exponent"), {DType::u8}, {outputs, exponent_row});
-    }
+    const char* part = fields.codebooks == 0 ? "exponent" : "choice";  // each group's row of `values`
+    Constant rows;
+    if (fields.group != 0) rows = scope.constant(fields.weight_part(part), {DType::u8}, {outputs, group_row});
     require(outputs <= MAX_ELEMENTS / inputs, "too many weights: ", outputs, " x ", inputs, ", at most ", MAX_ELEMENTS);
     std::vector<std::int8_t> out(static_cast<std::size_t>(outputs * inputs));
     for (std::int64_t o = 0; o < outputs; ++o) {
         const std::uint8_t* code_row = codes.as<std::uint8_t>() + o * row;
         require_zero_padding(code_row, inputs, width);
-        const std::uint8_t* shift_row = nullptr;
+        const std::uint8_t* rows_of_groups = nullptr;
         if (fields.group != 0) {
-            shift_row = exponents.as<std::uint8_t>() + o * exponent_row;
-            require_zero_padding(shift_row, groups, EXPONENT_BITS);
+            rows_of_groups = rows.as<std::uint8_t>() + o * group_row;
+            require_zero_padding(rows_of_groups, groups, GROUP_BITS);
         }
         for (std::int64_t g = 0; g < groups; ++g) {
-            const int exponent = shift_row == nullptr ? 0 : packed_value(shift_row, g, EXPONENT_BITS);
-            const auto shift = in_range(exponent, 0, 8 - width, "exponent");
+            const int chosen = rows_of_groups == nullptr ? 0 : packed_value(rows_of_groups, g, GROUP_BITS);
+            const std::int8_t* value = values.data() + (in_range(chosen, 0, last, part) << width);
             for (std::int64_t k = g * group; k < std::min(inputs, (g + 1) * group); ++k) {
-                const int code = (packed_value(code_row, k, width) ^ sign) - sign;
-                out[static_cast<std::size_t>(o * inputs + k)] = static_cast<std::int8_t>(code * (1 << shift));
+                out[static_cast<std::size_t>(o * inputs + k)] = value[packed_value(code_row, k, width)];
             }
         }
     }

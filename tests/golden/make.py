@@ -35,6 +35,7 @@ from fqvit.runtime.reference import Reference, run  # noqa: E402
 from tests.detect.detectors import SETTINGS  # noqa: E402
 from tests.detect.test_programs import sample_images  # noqa: E402
 from tests.factories import GROUPED, calibration_of, float_model, images_for, model_of  # noqa: E402
+from tests.golden.codebooks import codebooks  # noqa: E402
 from tests.golden.cosine import cosine  # noqa: E402
 from tests.golden.fraction import fraction  # noqa: E402
 from tests.golden.widths import widths  # noqa: E402
@@ -74,7 +75,7 @@ OUTPUTS = {
 
 
 # {file: a function that builds its program by hand}
-BUILT = {"cosine_v1": cosine, "fraction_v1": fraction, "widths_v2": widths}
+BUILT = {"cosine_v1": cosine, "fraction_v1": fraction, "widths_v2": widths, "codebooks_v2": codebooks}
 
 
 def make_built() -> None:

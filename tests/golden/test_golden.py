@@ -49,11 +49,12 @@ def test_a_file_of_version_2_gives_its_stored_outputs(path: Path, backend: Any) 
     assert_same(output, expected["output"], f"{path.stem}: computed and stored")
 
 
-def test_the_files_of_version_2_have_weights_of_every_width_with_and_without_groups() -> None:
-    assert [path.stem for path in NEWER] == ["narrow_v2", "widths_v2"]
+def test_the_files_of_version_2_have_weights_of_every_width_and_format() -> None:
+    assert [path.stem for path in NEWER] == ["codebooks_v2", "narrow_v2", "widths_v2"]
     linears = [op for path in NEWER for op in Program.load(path).ops if isinstance(op, Linear)]
-    assert {(op.width, bool(op.group)) for op in linears} == {(w, g) for w in range(2, 8) for g in (False, True)}
-    assert any(op.weights_of and op.width for op in linears)
+    formats = {(False, False), (True, False), (True, True)}
+    assert {(op.width, bool(op.group), bool(op.codebooks)) for op in linears} == {(w, *f) for w in range(2, 8) for f in formats}
+    assert {(bool(op.group), bool(op.codebooks)) for op in linears if op.weights_of} == formats
 
 
 @pytest.mark.parametrize("path", OUTPUTS, ids=lambda path: path.stem)

@@ -10,8 +10,9 @@ from fqvit.data.preprocess import Preprocess
 from fqvit.ir.fixed import multiplier
 from fqvit.ir.moves import Permute
 from fqvit.ir.ops import Linear
-from fqvit.ir.packing import pack, pack_codes
+from fqvit.ir.packing import pack_codes
 from fqvit.ir.program import INPUT, Header, Output, Program
+from tests.ir.exponents import pack
 
 SIDE, CHANNELS, GROUP = 5, 27, 4  # 27 codes fill no whole number of bytes at any width; the last group is shorter
 
@@ -33,11 +34,11 @@ def widths() -> Program:
             else:
                 w, constants[f"{y}.w"] = codes, pack_codes(codes, width)
             ops.append(Linear(y=y, x=x, y_zero=128, group=group, width=width))
-            _requantizer(constants, y, w)
+            add_requantizer(constants, y, w)
             x, inputs = y, CHANNELS
             if width == 6:
                 ops.append(Linear(y=f"{y}.again", x=x, y_zero=128, group=group, width=width, weights_of=y))
-                _requantizer(constants, f"{y}.again", w)
+                add_requantizer(constants, f"{y}.again", w)
                 x = f"{y}.again"
     header = Header(
         version=2, model="widths", preprocess=Preprocess(SIDE, SIDE, 1, SIDE, "bilinear", (0.5,), (0.5,)),
@@ -47,10 +48,10 @@ def widths() -> Program:
     return Program(header, constants)
 
 
-def _requantizer(constants: dict[str, Any], y: str, w: np.ndarray[Any, Any]) -> None:
-    """Add a bias for the zero point 128 and multipliers that spread the outputs over the codes."""
+def add_requantizer(constants: dict[str, Any], y: str, w: np.ndarray[Any, Any], zero: int = 128, gain: float = 1.2) -> None:
+    """Add a bias for the zero point of the inputs and multipliers that spread the outputs over the codes."""
     wide = w.astype(np.int64)
-    constants[f"{y}.bias"] = (-128 * wide.sum(1)).astype(np.int32)
-    pairs = [multiplier(1.2 / max(float(np.linalg.norm(row)), 1.0)) for row in wide]
+    constants[f"{y}.bias"] = (-zero * wide.sum(1)).astype(np.int32)
+    pairs = [multiplier(gain / max(float(np.linalg.norm(row)), 1.0)) for row in wide]
     constants[f"{y}.mult"] = np.array([mult for mult, _ in pairs], np.int32)
     constants[f"{y}.shift"] = np.array([shift for _, shift in pairs], np.uint8)

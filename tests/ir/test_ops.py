@@ -17,13 +17,14 @@ from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.kit import DTYPES, kit
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
-from fqvit.ir.packing import pack, pack_codebooks, pack_codes
+from fqvit.ir.packing import pack_codebooks, pack_codes
 from fqvit.ir.program import AnyOp
 from fqvit.ir.value import Scope
 from fqvit.quant.exptable import exp_table
 from tests.factories import assert_same
 from tests.ir.draw import IMAGES, STYLES, Draw
 from tests.ir.elementwise_cases import depthwise, maximum, multiply, rotary
+from tests.ir.exponents import pack
 from tests.ir.slow_ops import SLOW
 
 

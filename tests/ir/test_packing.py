@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from fqvit.errors import FqvitError
 from fqvit.ir.moves import Concat
 from fqvit.ir.ops import Add, Linear, Term
-from fqvit.ir.packing import pack, pack_codes, unpack, unpack_codes
+from fqvit.ir.packing import pack_codes, unpack_codes
 from fqvit.ir.program import Program
 from fqvit.runtime.reference import Reference, run
 from tests.factories import assert_same, few, many
+from tests.ir.exponents import pack, unpack
 from tests.ir.test_verify import C, T, linear_parts, program_of
 
 GROUP = 4  # for C = 6 inputs: the second group has only 2

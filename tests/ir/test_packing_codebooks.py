@@ -143,8 +143,8 @@ def changed(**constants: Any) -> Program:
     return linear_with(WEIGHTS, **constants)
 
 
-def with_field(**fields: Any) -> Program:
-    program = linear_with(WEIGHTS)
+def with_field(books: Any = None, /, **fields: Any) -> Program:
+    program = linear_with(WEIGHTS) if books is None else linear_with(WEIGHTS, codebooks=books)
     ops = tuple(msgspec.structs.replace(op, **fields) if isinstance(op, Linear) else op for op in program.ops)
     return Program(msgspec.structs.replace(program.header, ops=ops), program.constants)
 
@@ -178,7 +178,8 @@ REJECTED: dict[str, tuple[Callable[[], Program], str]] = {
     "group 1": (lambda: with_field(group=1), "y: group is 1, expected 0 or 2 to 65536"),
     "width 8": (lambda: with_field(width=8), "y: width is 8, expected 0 or 2 to 7"),
     "more codebooks than stored": (lambda: with_field(codebooks=4), "'y.codebooks' has shape"),
-    "fewer codebooks than stored": (lambda: with_field(codebooks=2), "'y.choice' has codebook 2, expected 0 to 1"),
+    "fewer codebooks than stored": (lambda: with_field(codebooks=2), "'y.codebooks' has shape"),
+    "choice 2 of 2 codebooks": (lambda: with_field(WEIGHTS[2][:2], codebooks=2), "'y.choice' has codebook 2, expected 0 to 1"),
     "codes of another width": (lambda: with_field(width=2), "'y.w' has shape"),
     "choice 15": (lambda: changed(choice=np.full((5, 1), 0xF0, np.uint8)), "'y.choice' has codebook 15, expected 0 to 2"),
     "no choices": (lambda: changed(choice=None), "y: constant 'y.choice' is missing"),

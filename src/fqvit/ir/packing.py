@@ -18,35 +18,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fqvit.ir.value import MAX_ELEMENTS, Constant, Scope
+from fqvit.ir.value import MAX_ELEMENTS, Scope
 
 MIN_WIDTH, MAX_WIDTH = 2, 7
 GROUP_WIDTH = 4  # bits of codes with groups if an op does not specify a width
 GROUP_BITS = 4  # bits per group: its exponent, or the index of its codebook
-MAX_CODEBOOKS = 2**GROUP_BITS
+MAX_CODEBOOKS = 1 << GROUP_BITS
 MAX_GROUP = 2**16
 BLOCK = 2**20  # weights that are looked up in codebooks at a time, because numpy widens indices to 8 bytes
 
 
-def max_exponent(width: int) -> int:
-    """Return the largest exponent: the smallest code times its power of two is -128, the smallest int8."""
-    return 8 - width
+def exponent_levels(width: int) -> NDArray[np.int8]:
+    """Return the codebooks that are equivalent to exponents: row e has the weight of every code, i8 [9 - width, 2^width].
+
+    The smallest code times the largest power of two is -128, the smallest int8.
+    """
+    half = 2 ** (width - 1)
+    codes = (np.arange(2**width) ^ half) - half
+    levels: NDArray[np.int8] = (codes << np.arange(9 - width)[:, None]).astype(np.int8)
+    return levels
 
 
 def row_bytes(count: int, width: int) -> int:
     """Return the number of bytes of `count` values of `width` bits."""
     return -(-count * width // 8)
-
-
-def pack(
-    w: NDArray[np.int8], exponent: NDArray[np.uint8], group: int, width: int = GROUP_WIDTH
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Pack weights i8 [O, K] and exponents u8 [O, G]; both results are u8 with one row per output."""
-    shift = exponent[:, _groups(w.shape[1], group)].astype(np.int8)
-    codes = w >> shift
-    assert int(exponent.max()) <= max_exponent(width)
-    assert bool((codes * (1 << shift) == w).all())
-    return pack_codes(codes, width), _join(exponent, GROUP_BITS)
 
 
 def pack_codes(codes: NDArray[np.int8], width: int) -> NDArray[np.uint8]:
@@ -60,7 +55,8 @@ def pack_codebooks(
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Pack weights i8 [O, K], each of which is a level of its group's codebook, and choices u8 [O, G].
 
-    codebooks: i8 [B, 2^width]. Of equal levels, the first one is used. Both results are u8 with one row per output.
+    codebooks: i8 [B, 2^width], or exponent_levels(width). Of equal levels, the first one is used. Both results are u8 with one
+    row per output.
     """
     books, levels = codebooks.shape
     assert 1 <= books <= MAX_CODEBOOKS and levels == 2**width and int(choice.max()) < books
@@ -70,16 +66,6 @@ def pack_codebooks(
     codes = _look_up(inverse, choice[:, _groups(w.shape[1], group)], w.view(np.uint8))
     assert int(codes.min()) >= 0, "a weight is not a level of its codebook"
     return _join(codes.view(np.uint8), width), _join(choice, GROUP_BITS)
-
-
-def unpack(
-    codes: NDArray[np.uint8], exponents: NDArray[np.uint8], inputs: int, group: int, width: int = GROUP_WIDTH
-) -> NDArray[np.int8]:
-    """Invert `pack`: return weights i8 [O, K]. inputs: K, which the packed shape does not determine."""
-    groups = _groups(inputs, group)
-    factors = np.left_shift(1, _split(exponents, int(groups[-1]) + 1, GROUP_BITS)).astype(np.int8)
-    unpacked: NDArray[np.int8] = unpack_codes(codes, inputs, width) * factors[:, groups]
-    return unpacked
 
 
 def unpack_codes(codes: NDArray[np.uint8], inputs: int, width: int) -> NDArray[np.int8]:
@@ -97,7 +83,7 @@ def unpack_codebooks(
     group: int,
     width: int = GROUP_WIDTH,
 ) -> NDArray[np.int8]:
-    """Invert `pack_codebooks`: return weights i8 [O, K]."""
+    """Invert `pack_codebooks`: return weights i8 [O, K]. inputs: K, which the packed shape does not determine."""
     groups = _groups(inputs, group)
     choice = _split(choices, int(groups[-1]) + 1, GROUP_BITS)
     return _look_up(codebooks, choice[:, groups], _split(codes, inputs, width))
@@ -108,7 +94,7 @@ def packed_weights(
 ) -> NDArray[np.int8]:
     """Unpack the constants of an op to weights i8 [O, K]. part: returns the full name of one of the op's constants
 
-    Rejects constants that `pack`, `pack_codes` and `pack_codebooks` cannot produce.
+    Rejects constants that `pack_codes` and `pack_codebooks` cannot produce.
     """
     scope.check(0 <= codebooks <= MAX_CODEBOOKS, f"codebooks is {codebooks}, expected 0 to {MAX_CODEBOOKS}")
     scope.check(codebooks == 0 or group != 0, f"codebooks is {codebooks}, but group is 0, expected 2 to {MAX_GROUP}")
@@ -120,23 +106,16 @@ def packed_weights(
     _check_padding(scope, part("w"), codes, inputs, width)
     if group == 0:
         return unpack_codes(codes, inputs, width)
-    groups = (outputs, -(-inputs // group))
     if codebooks == 0:
-        exponents = _per_group(scope, part("exponent"), groups, "exponent", max_exponent(width))
-        return unpack(codes, exponents, inputs, group, width)
-    choices = _per_group(scope, part("choice"), groups, "codebook", codebooks - 1)
-    levels = scope.constant(part("codebooks"), ("i8",), (codebooks, 2**width))
+        levels, name, what = exponent_levels(width), part("exponent"), "exponent"
+    else:
+        levels, name, what = scope.constant(part("codebooks"), ("i8",), (codebooks, 2**width)), part("choice"), "codebook"
+    groups = -(-inputs // group)
+    choices = scope.constant(name, ("u8",), (outputs, row_bytes(groups, GROUP_BITS)))
+    _check_padding(scope, name, choices, groups, GROUP_BITS)
+    largest = int(_split(choices, groups, GROUP_BITS).max())
+    scope.check(largest < len(levels), f"constant {name!r} has {what} {largest}, expected 0 to {len(levels) - 1}")
     return unpack_codebooks(codes, choices, levels, inputs, group, width)
-
-
-def _per_group(scope: Scope, name: str, shape: tuple[int, int], what: str, limit: int) -> Constant:
-    """Return the packed constant u8 with one value in 0..limit per group. shape: outputs and groups per row"""
-    outputs, groups = shape
-    packed = scope.constant(name, ("u8",), (outputs, row_bytes(groups, GROUP_BITS)))
-    _check_padding(scope, name, packed, groups, GROUP_BITS)
-    largest = int(_split(packed, groups, GROUP_BITS).max())
-    scope.check(largest <= limit, f"constant {name!r} has {what} {largest}, expected 0 to {limit}")
-    return packed
 
 
 def _check_padding(scope: Scope, name: str, packed: np.ndarray[Any, Any], count: int, width: int) -> None:

@@ -279,10 +279,9 @@ class Program:
             if array.dtype not in NAMES:
                 raise FqvitError(f"constant {name!r} is {array.dtype}: only integers may be in a program. {DAMAGED}")
             check_constant(name, array.shape)
-        needed = version_of(self.ops)
-        if self.header.version < needed:
-            problem = f"format version {self.header.version}, but linear ops with a width or codebooks need {needed}"
-            raise FqvitError(f"{problem}. {DAMAGED}")
+        version, needed = self.header.version, version_of(self.ops)
+        if version < needed:
+            raise FqvitError(f"format version {version}, but linear ops with a width or codebooks need {needed}. {DAMAGED}")
         shape = self.input_shape
         if min(shape) < 1 or math.prod(shape) >= MAX_ELEMENTS:
             raise FqvitError(f"input shape {list(shape)} is empty or too large. {DAMAGED}")

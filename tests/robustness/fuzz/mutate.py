@@ -113,9 +113,8 @@ def _change_ops(rng: random.Random, header: Any, tensors: Tensors) -> None:
         field = rng.choice(list(donor))
         ops[i][field] = donor[field]
     else:
-        ops[i][rng.choice(("alpha", "index", "region", "group", "width", "weights_of", "select", "bits", "out"))] = (
-            _word_or_int(rng, ops)
-        )
+        fields = ("alpha", "index", "region", "group", "width", "codebooks", "weights_of", "select", "bits", "out")
+        ops[i][rng.choice(fields)] = _word_or_int(rng, ops)
 
 
 def _change_any(rng: random.Random, header: Any, tensors: Tensors) -> None:
@@ -263,7 +262,8 @@ def _change_tensor(rng: random.Random, header: Any, tensors: Tensors) -> None:
     elif what == 6:
         tensors[name] = rng.choice(OTHER_DTYPES[:6]), [len(part)], part
     elif what == 7:
-        tensors[f"{other}.{rng.choice(('w', 'bias', 'mult', 'shift', 'table', 'exponent'))}"] = tensors[name]
+        linear = ("w", "bias", "mult", "shift", "table", "exponent", "choice", "codebooks")
+        tensors[f"{other}.{rng.choice(linear)}"] = tensors[name]
     else:
         tensors[name] = dtype, [len(part) // WIDTHS.get(dtype, 1)], part
 

@@ -23,6 +23,7 @@ DTYPES = {"uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "int32":
 DTYPES |= {"uint32": "U32", "uint64": "U64", "bool": "BOOL"}
 IMAGE = (4, 2, 3)
 T, C = 4, 6
+FAR = (-1, -(2**62), 2**62, -(2**62) - 1, 2**62 + 1, 2**63, 10**30)  # integers outside the range of every field
 
 
 def i32(*values: int) -> Array:
@@ -151,6 +152,18 @@ CASES: dict[str, Case] = {
         LINEAR | {"width": 5, "group": 4},
         WITHOUT_W | {"y.w": np.tile(u8(0xF0, 0x8F, 0x31, 0x2A), (5, 1)), "y.exponent": np.full((5, 1), 0x30, np.uint8)},
     ),
+    "linear, codebooks": Case(
+        LINEAR | {"group": 2, "codebooks": 2},
+        WITHOUT_W
+        | {"y.w": np.tile(u8(0x80, 0xF7, 0x31), (5, 1)), "y.choice": np.tile(u8(0x01, 0x01), (5, 1))}
+        | {"y.codebooks": np.stack([np.arange(-128, 128, 16), np.arange(-8, 8) ** 2 * 2 - 1]).astype(np.int8)},
+    ),
+    "linear, codebooks of 3 bits": Case(
+        LINEAR | {"width": 3, "group": 5, "codebooks": 1},
+        WITHOUT_W
+        | {"y.w": np.tile(u8(0x88, 0xC6, 0x02), (5, 1)), "y.choice": np.zeros((5, 1), np.uint8)}
+        | {"y.codebooks": np.array([[-128, -50, -9, -1, 0, 9, 50, 127]], np.int8)},
+    ),
 }
 
 
@@ -158,7 +171,7 @@ def header_of(ops: list[Json], *outputs: Json, image: tuple[int, ...] = IMAGE) -
     preprocess = {"height": image[0], "width": image[1], "channels": image[2], "resize": 4, "interpolation": "bicubic"}
     preprocess |= {"mean": [0.5] * image[2], "std": [0.5] * image[2]}
     header = {"version": 1, "model": "test", "preprocess": preprocess, "ops": ops, "sites": {}, "recipe": {}, "source": ""}
-    version = 2 if any("width" in op for op in ops) else 1
+    version = 2 if any("width" in op or "codebooks" in op for op in ops) else 1
     return header | {"version": version, "images": 1, "output": outputs[0], "others": list(outputs[1:])}
 
 
@@ -191,7 +204,8 @@ def with_op(op: Json, constants: Constants, case: Case | None = None) -> bytes:
 def text_with(op: str, case: Case) -> str:
     """Return the JSON of a program that contains an op, which is given as JSON text."""
     flat, output = flattened(case.op, case.constants)
-    header = header_of([*BEFORE, {"op": "HERE"}, flat], output) | {"version": 2 if '"width"' in op else 1}
+    version = 2 if '"width"' in op or '"codebooks"' in op else 1
+    header = header_of([*BEFORE, {"op": "HERE"}, flat], output) | {"version": version}
     return json.dumps(header).replace('{"op": "HERE"}', op)
 
 

@@ -100,9 +100,21 @@ def packed_weights(code: int, exponent: int | None) -> Change:
     return change
 
 
+def in_version_2(*changes: Change) -> Change:
+    def change(header: Json, tensors: Tensors) -> None:
+        for one in (set_header(version=2), *changes):
+            one(header, tensors)
+
+    return change
+
+
 HOSTILE: dict[str, tuple[Change, str]] = {
     "a newer version": (set_header(version=3), "format version 3, this fqvit reads 1 to 2. Install a newer fqvit"),
-    "a width in version 1": (set_op("linear", width=6), "format version 1, but linear ops with a width need 2"),
+    "a width in version 1": (set_op("linear", width=6), "format version 1, but linear ops with a width or codebooks need 2"),
+    "codebooks in version 1": (
+        set_op("linear", codebooks=1, group=8),
+        "format version 1, but linear ops with a width or codebooks need 2",
+    ),
     "version 0": (set_header(version=0), "format version 0"),
     "a version that is a string": (set_header(version="1"), "format version '1'"),
     "a boolean version": (set_header(version=True), "version"),
@@ -175,6 +187,14 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a group of 10^18": (set_op("linear", group=10**18), "group is 10+, expected 0 or 2 to 65536"),
     "a group that is a string": (set_op("linear", group="16"), r"ops\[\d+\]\.group: expected int, got str"),
     "a float group": (set_op("linear", group=16.0), r"ops\[\d+\]\.group: expected int, got float"),
+    "17 codebooks": (in_version_2(set_op("linear", codebooks=17, group=8)), "codebooks is 17, expected 0 to 16"),
+    "10^18 codebooks": (in_version_2(set_op("linear", codebooks=10**18, group=8)), "codebooks is 10+, expected 0 to 16"),
+    "codebooks without groups": (in_version_2(set_op("linear", codebooks=2)), "codebooks is 2, but group is 0, expected 2 to"),
+    "codebooks that are a string": (set_op("linear", codebooks="2"), r"ops\[\d+\]\.codebooks: expected int, got str"),
+    "codebooks that are missing": (
+        in_version_2(packed_weights(0x00, 0x00), set_op("linear", codebooks=2)),
+        r"constant '\S+\.codebooks' is missing",
+    ),
     "packed weights without exponents": (packed_weights(0x00, None), r"constant '\S+\.exponent' is missing"),
     "packed weights with an exponent of 5": (packed_weights(0x00, 0x50), "exponent 5, expected 0 to 4"),
     "uint64 multipliers": (retype(".mult", "U64", 8), "is U64: only integers"),

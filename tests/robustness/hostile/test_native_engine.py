@@ -16,32 +16,30 @@ import pytest
 from fqvit.errors import FqvitError
 from fqvit.ir.program import AnyOp
 from tests.robustness.fuzz.oracle import verdicts
-from tests.robustness.hostile import elementwise_limits
+from tests.robustness.hostile import elementwise_limits, linear_limits
 from tests.robustness.hostile.containers import Json
 from tests.robustness.hostile.small_programs import (
     BEFORE,
     CASES,
     CODES,
     EXPONENTIALS,
+    FAR,
     IMAGE,
     NORM,
     PARTS,
     SHARED,
-    X_TOKENS,
     Array,
     C,
     Constants,
     file_of,
     header_of,
     i32,
-    linear_parts,
     program_of,
     u8,
     with_op,
 )
 from tests.runtime.programs import compare_with_reference
 
-FAR = (-1, -(2**62), 2**62, -(2**62) - 1, 2**62 + 1, 2**63, 10**30)
 IMAGES = np.full((2, *IMAGE), 77, np.uint8)
 
 
@@ -93,10 +91,7 @@ SHIFTS, BITS, ZERO = (0, 63, 64, 255, *FAR), (0, 17, 64, *FAR), (256, 2**16, *FA
 SIDE, MULT = (2**16, *FAR), (2**31, *FAR)
 RANGES: dict[str, dict[str, tuple[int, ...]]] = {
     "lookup": {"bits": BITS},
-    "linear": {"bits": BITS, "y_zero": ZERO, "group": (1, 65537, *FAR)},
-    "linear, 4 bits": {"group": (1, 65537, *FAR), "bits": BITS, "width": (1, 3, 5, 6, 8, *FAR)},
-    "linear, 6 bits": {"width": (1, 2, 3, 4, 5, 7, 8, *FAR), "group": (1, 65537, *FAR)},
-    "linear, 5 bits in groups": {"width": (1, 2, 3, 4, 6, 7, 8, *FAR), "group": (1, 2, 65537, *FAR)},
+    "linear": {"bits": BITS, "y_zero": ZERO, "group": (1, 65537, *FAR), "codebooks": (1, 16, 17, *FAR)},
     "layernorm": {"epsilon": (0, 2**61 + 2**60 + 2**60, *FAR), "shift": SHIFTS, "b_shift": (33, 64, *FAR), "bits": BITS},
     "add": {"shift": (61, *SHIFTS), "bits": BITS, "y_zero": ZERO},
     "mean": {"mult": MULT, "shift": SHIFTS, "skip": (4, *FAR), "y_zero": ZERO, "bits": BITS, "zero": SIDE},
@@ -112,6 +107,7 @@ RANGES: dict[str, dict[str, tuple[int, ...]]] = {
     "multiply": {"mult": MULT, "shift": SHIFTS, "a_zero": SIDE, "b_zero": SIDE, "y_zero": ZERO, "bits": BITS},
     "rotary": {"mult": MULT, "shift": SHIFTS, "zero": SIDE, "y_zero": ZERO, "bits": BITS},
     "depthwise": {"fill": ZERO, "y_zero": ZERO, "bits": BITS},
+    **linear_limits.RANGES,
 }
 
 
@@ -149,33 +145,6 @@ ARRAYS: dict[str, dict[str, tuple[Array, ...]]] = {
         ),
         "y.mult": (np.ones(4, np.int32), np.full(5, -1, np.int32), np.full(5, 2**31, np.int64), np.ones(5, np.int16), NONE),
         "y.shift": (np.zeros(5, np.uint8), np.full(5, 63, np.uint8), np.full(5, -1, np.int8), np.ones(6, np.uint8), NONE),
-    },
-    "linear, 4 bits": {
-        "y.w": (np.zeros((5, 4), np.uint8), np.zeros((5, 2), np.uint8), np.zeros((5, 3), np.int8), np.zeros(15, np.uint8)),
-        "y.exponent": (
-            np.full((5, 2), 0x05, np.uint8),
-            np.full((5, 2), 0x50, np.uint8),
-            np.full((5, 2), 0x10, np.uint8),  # a padding bit that is not 0
-            np.zeros((5, 3), np.uint8),
-            np.zeros((4, 2), np.uint8),
-            np.zeros((5, 2), np.int8),
-        ),
-    },
-    "linear, 6 bits": {
-        "y.w": (
-            np.tile(np.array([0, 0, 0, 0, 0x10], np.uint8), (5, 1)),  # a padding bit that is not 0
-            np.tile(np.array([0, 0, 0, 0, 0x80], np.uint8), (5, 1)),
-            np.zeros((5, 6), np.uint8),
-            np.zeros((5, 4), np.uint8),
-            np.zeros((5, 5), np.int8),
-            np.zeros((5, C), np.int8),
-            np.zeros((0, 5), np.uint8),
-            NONE,
-        ),
-    },
-    "linear, 5 bits in groups": {
-        "y.w": (np.tile(np.array([0, 0, 0, 0x40], np.uint8), (5, 1)), np.zeros((5, 3), np.uint8)),
-        "y.exponent": (np.full((5, 1), 0x04, np.uint8), np.full((5, 1), 0x40, np.uint8), np.zeros((5, 2), np.uint8), NONE),
     },
     "layernorm": {
         "y.affine": (
@@ -222,6 +191,7 @@ ARRAYS: dict[str, dict[str, tuple[Array, ...]]] = {
     "log_softmax": {"y.table": TABLES},
     "softmax": {"y.table": TABLES},
     "row_codes": {"y.table": (EXPONENTIALS, CODES.astype(np.int8), CODES[None], NONE)},
+    **linear_limits.ARRAYS,
     **elementwise_limits.ARRAYS,
 }
 
@@ -317,15 +287,7 @@ MISMATCHES: list[tuple[str, Json]] = [
     ("mean", {"x": "h", "skip": 2}),
     ("log_softmax", {"x": "x"}),
     ("linear", {"x": "h"}),
-    ("linear, shared", {"weights_of": "y"}),
-    ("linear, shared", {"weights_of": "x"}),
-    ("linear, shared", {"weights_of": "none"}),
-    ("linear, shared", {"x": "h"}),
-    ("linear, shared", {"group": 2}),
-    ("linear, 4 bits", {"group": 0}),
-    ("linear", {"group": 2}),
-    ("linear, shared", {"width": 6}),
-    ("linear", {"width": 6}),
+    *linear_limits.MISMATCHES,
     *elementwise_limits.MISMATCHES,
     ("linear", {"out": "code"}),
     ("linear", {"out": "ACC"}),
@@ -340,20 +302,6 @@ def test_fields_that_do_not_match_each_other_or_their_inputs_are_rejected(name: 
 def test_i32_outputs_that_exceed_31_bits_are_rejected(path: Path) -> None:
     shifts = {"y.shift": np.ones(5, np.uint8), "y.mult": np.full(5, 2**31 - 1, np.int32)}
     assert_rejected(path, "linear to i32", {}, shifts)
-
-
-def test_other_ops_may_not_read_packed_weights(path: Path) -> None:
-    case = CASES["linear, 4 bits"]
-    for more in (
-        {"op": "take", "y": "z", "x": "x", "index": "y.w"},
-        {"op": "linear", "y": "z", "x": "x", "weights_of": "y"},
-        {"op": "concat", "y": "z", "xs": ["x", "y.w"]},
-        {"op": "lookup", "y": "z", "x": "x", "alpha": "y.exponent"},
-    ):
-        header = header_of([*BEFORE, case.op, more], X_TOKENS)
-        path.write_bytes(file_of(header, SHARED | case.constants | linear_parts("z")))
-        found = verdicts(path)
-        assert isinstance(found.python, FqvitError) and isinstance(found.native, FqvitError)
 
 
 @pytest.mark.parametrize("name", ["shift_matmul", "attend"])

@@ -15,6 +15,7 @@ from fqvit.ir.attention import Attend, LogSoftmax, MatMul, RowCodes, ShiftMatMul
 from fqvit.ir.elementwise import Depthwise, Max, Multiply, Rotary
 from fqvit.ir.moves import Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Op, Term, Zero
+from fqvit.ir.packing import exponent_levels
 from fqvit.ir.program import Program, Verified
 from fqvit.ir.value import NAMES, Constant
 
@@ -82,7 +83,13 @@ class Structs:
         w = self.constant(op.part("w"))
         if op.packed:
             fields |= {"packed": w, "width": op.weight_bits}
-            fields |= {"exponent": self.constant(op.part("exponent")), "group": op.group} if op.group else {}
+            if op.codebooks:
+                fields |= {"choice": self.constant(op.part("choice")), "levels": self.constant(op.part("codebooks"))}
+            elif op.group:
+                levels = self.arrays.add(f"exponents of {op.weight_bits} bits", exponent_levels(op.weight_bits))
+                fields |= {"choice": self.constant(op.part("exponent")), "levels": levels}
+            if op.group:
+                fields["group"] = op.group
         else:
             fields["w"] = w
         fields["bias"] = self.constant(op.part("bias"))

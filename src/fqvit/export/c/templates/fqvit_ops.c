@@ -138,11 +138,11 @@ static int32_t signed_code(uint32_t code, uint32_t width)
     return ((int32_t)(code & (((uint32_t)1 << width) - 1)) ^ half) - half;
 }
 
-/* code k of a row: `width` bits, the first code in the lowest bits of byte 0 */
-static int32_t packed_code(const uint8_t *row, uint32_t k, uint32_t width)
+/* code k of a row in the lowest `width` bits of the result; the first code is in the lowest bits of byte 0 */
+static uint32_t packed_code(const uint8_t *row, uint32_t k, uint32_t width)
 {
     const uint32_t byte = k * width / 8, bit = k * width % 8;
-    return signed_code((row[byte] | (bit + width > 8 ? (uint32_t)row[byte + 1] << 8 : 0)) >> bit, width);
+    return (row[byte] | (bit + width > 8 ? (uint32_t)row[byte + 1] << 8 : 0)) >> bit;
 }
 
 /* sum of products of u8 inputs with 4-bit weights, one byte (two weights) per iteration */
@@ -167,35 +167,51 @@ static int32_t dot_quads(const uint8_t *codes, const uint8_t *x, uint32_t quads)
     return sum;
 }
 
-/* Sum of products with the packed weights of inputs k..end - 1. */
-static int32_t dot_codes(const fqvit_linear_op *op, const uint8_t *codes, const uint8_t *x, uint32_t k, uint32_t end)
+/* sum of products with packed weights that are codes in two's complement */
+static int32_t dot_codes(const fqvit_linear_op *op, const uint8_t *codes, const uint8_t *x)
 {
     int32_t sum = 0;
-    if (op->x == FQVIT_U8 && op->width == 4 && k % 2 == 0) {
-        sum = dot_pairs(codes + k / 2, x + k, (end - k) / 2);
-        k += (end - k) / 2 * 2;
-    } else if (op->x == FQVIT_U8 && op->width == 6 && k % 4 == 0) {
-        sum = dot_quads(codes + k / 4 * 3, x + k, (end - k) / 4);
-        k += (end - k) / 4 * 4;
+    uint32_t k = 0;
+    if (op->x == FQVIT_U8 && op->width == 4) {
+        sum = dot_pairs(codes, x, op->inputs / 2);
+        k = op->inputs / 2 * 2;
+    } else if (op->x == FQVIT_U8 && op->width == 6) {
+        sum = dot_quads(codes, x, op->inputs / 4);
+        k = op->inputs / 4 * 4;
     }
-    for (; k < end; ++k) sum += fqvit_load(x, op->x, k) * packed_code(codes, k, op->width);
+    for (; k < op->inputs; ++k) {
+        sum += fqvit_load(x, op->x, k) * signed_code(packed_code(codes, k, op->width), op->width);
+    }
     return sum;
 }
 
-/* Sum of products with packed weights. The sum of each group is multiplied by the group's power of two, which is exact
- * and stays within the bound proved for the unpacked weights. */
+/* sum of products of inputs k..end - 1 with weights that are levels of one codebook */
+static int32_t dot_levels(const fqvit_linear_op *op, const uint8_t *codes, const int8_t *levels, const uint8_t *x,
+                          uint32_t k, uint32_t end)
+{
+    const uint32_t mask = ((uint32_t)1 << op->width) - 1;
+    int32_t sum = 0;
+    if (op->x == FQVIT_U8 && op->width == 4 && k % 2 == 0) {
+        for (; k + 2 <= end; k += 2) {
+            sum += x[k] * levels[codes[k / 2] & 15] + x[k + 1] * levels[codes[k / 2] >> 4];
+        }
+    }
+    for (; k < end; ++k) sum += fqvit_load(x, op->x, k) * levels[packed_code(codes, k, op->width) & mask];
+    return sum;
+}
+
 static int32_t dot_packed(const fqvit_linear_op *op, const uint8_t *x, uint32_t o)
 {
-    const uint8_t *codes = op->packed + (size_t)o * ((op->inputs * op->width + 7) / 8);
-    const uint8_t *exponent;
+    const uint8_t *codes = op->packed + (size_t)o * ((op->inputs * op->width + 7) / 8), *choice;
     uint32_t groups;
     int32_t acc = 0;
-    if (!op->exponent) return dot_codes(op, codes, x, 0, op->inputs);
+    if (!op->choice) return dot_codes(op, codes, x);
     groups = (op->inputs + op->group - 1) / op->group; /* the last group may be shorter */
-    exponent = op->exponent + (size_t)o * ((groups + 1) / 2);
+    choice = op->choice + (size_t)o * ((groups + 1) / 2);
     for (uint32_t g = 0; g < groups; ++g) {
         const uint32_t k = g * op->group, end = op->inputs - k < op->group ? op->inputs : k + op->group;
-        acc += dot_codes(op, codes, x, k, end) * ((int32_t)1 << (exponent[g / 2] >> (g % 2 * 4) & 15));
+        const uint32_t codebook = choice[g / 2] >> (g % 2 * 4) & 15;
+        acc += dot_levels(op, codes, op->levels + ((size_t)codebook << op->width), x, k, end);
     }
     return acc;
 }

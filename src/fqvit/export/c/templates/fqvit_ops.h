@@ -47,10 +47,11 @@ typedef struct {
     uint8_t out;
     uint32_t inputs, outputs;
     const int8_t *w;       /* [outputs][inputs], or NULL: use `packed` */
-    const uint8_t *packed; /* weights of `width` bits, low bits first; each row starts at a byte */
+    const uint8_t *packed; /* codes of `width` bits, low bits first; each row starts at a byte */
     uint32_t width;
-    const uint8_t *exponent; /* 4 bits per group, two groups per byte: weight = code * 2^exponent; or NULL */
-    uint32_t group;          /* weights per group */
+    const uint8_t *choice; /* 4 bits per group, two groups per byte; NULL: weight = code, in two's complement */
+    const int8_t *levels;  /* [codebooks][2^width]: weight = levels[choice][code] */
+    uint32_t group;        /* weights per group */
     const int32_t *bias, *mult;
     const uint8_t *shift;
     fqvit_zero y_zero;
