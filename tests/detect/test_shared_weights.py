@@ -36,7 +36,7 @@ def test_every_level_uses_the_weights_of_the_first_level(recipe: str) -> None:
     program = pyramid(recipe)
     owners = {op.y: op.weights_of for op in program.ops if isinstance(op, Linear) and op.y.startswith("rpn_head.")}
     assert owners == {f"{y}@{i}" if i else y: y if i else None for i in range(5) for y in LAYERS}
-    held = [name for name in program.constants if name.startswith("rpn_head.") and name.endswith((".w", ".exponent"))]
+    held = [name for name in program.constants if name.startswith("rpn_head.") and name.endswith((".w", ".choice"))]
     assert sorted(name for name in held if name.endswith(".w")) == sorted(f"{y}.w" for y in LAYERS)
     assert len(held) == 3 + (recipe == "packed")
     others = [op for op in program.ops if isinstance(op, Linear) and not op.y.startswith("rpn_head.")]
@@ -50,7 +50,7 @@ def test_shared_packed_weights_run_on_every_backend(tmp_path: Path) -> None:
     for engine in (Engine(program, 1), Engine(tmp_path / "packed.fqvit", 1), Engine(program.unpacked(), 1)):
         for output, a, b in zip(program.header.outputs, engine.run_all(pixels), exact, strict=True):
             assert_same(a, b, output.buffer)
-    assert not any(name.endswith(".exponent") for name in program.unpacked().constants)
+    assert not any(name.endswith(".choice") for name in program.unpacked().constants)
 
 
 def test_a_shared_layer_equals_the_slow_definition() -> None:
@@ -77,8 +77,9 @@ def altered(program: Program, y: str, **fields: Any) -> Program:
         ({"weights_of": "rpn_head.relu@2"}, "weights_of is 'rpn_head.relu@2', expected an earlier linear op"),  # a later one
         ({"weights_of": "rpn_head.relu.squares@1"}, "expected an earlier linear op"),
         ({"weights_of": "rpn_head.objectness"}, "constant .rpn_head.objectness.w. is missing"),  # its weights are not packed
-        ({"weights_of": "neck.lateral.0"}, "reads a different number of channels than 'neck.lateral.0'"),
+        ({"weights_of": "neck.lateral.0", "codebooks": 1}, "reads a different number of channels than 'neck.lateral.0'"),
         ({"weights_of": None}, "constant 'rpn_head.relu@1.w' is missing"),
+        ({"codebooks": 1}, r"codebooks is 1, but 'rpn_head.relu' \(weights_of\) has"),
         ({"group": 8}, r"group is 8, but 'rpn_head.relu' \(weights_of\) has"),
         ({"group": 0}, r"group is 0, but 'rpn_head.relu' \(weights_of\) has"),
     ],

@@ -77,16 +77,16 @@ def test_packed_4_bit_weights_count_as_half_a_byte_each(grouped: Any, tmp_path: 
     plain = weights["patch_embed.proj"] + weights["head"]
     assert found.weights_by_bits == {4: sum(weights.values()) - plain, 8: plain} and found.groups == (16,)
     assert found.weights == (sum(weights.values()) - plain) // 2 + plain
-    assert found.bytes["weight exponents"] == sum(
-        a.nbytes for name, a in grouped.program.constants.items() if "exponent" in name
+    assert found.bytes["codebooks"] == sum(
+        a.nbytes for name, a in grouped.program.constants.items() if name.endswith((".choice", ".codebooks"))
     )
     assert sum(found.bytes.values()) == found.total == path.stat().st_size
     assert found.overhead == 100 * found.extra / found.weights and found.floats == 0
     text = fqvit("inspect", path).out
-    assert f"{found.weights_by_bits[4]:,} 4-bit codes" in text and "in groups of 16" in text and "weight exponents" in text
+    assert f"{found.weights_by_bits[4]:,} 4-bit codes" in text and "in groups of 16" in text and "codebooks" in text
     shown = fqvit("inspect", path, "--json").json
     assert shown["weights_by_bits"] == {"4": found.weights_by_bits[4], "8": plain}
-    assert shown["packed_weight_bytes"] == found.weights - plain + found.bytes["weight exponents"]
+    assert shown["packed_weight_bytes"] == found.weights - plain + found.bytes["codebooks"]
     assert shown["weight_bytes"] == shown["packed_weight_bytes"] + plain and shown["bytes"] == path.stat().st_size
     assert shown["bits_per_weight"] == round(8 * shown["weight_bytes"] / sum(weights.values()), 4)
     assert f"{found.packed:,} bytes of packed weights" in text and f"{found.bits_per_weight:.2f} bits per weight" in text
@@ -114,6 +114,7 @@ def test_narrow_weights_without_groups_are_packed(bits: int, tmp_path: Path) -> 
 def test_the_kind_of_a_constant_follows_from_its_name() -> None:
     assert kind_of("blocks.0.attn.qkv.w") == "weights"
     assert kind_of("blocks.0.attn.qkv.exponent") == "weight exponents"
+    assert kind_of("blocks.0.attn.qkv.choice") == kind_of("blocks.0.attn.qkv.codebooks") == "codebooks"
     assert kind_of("alpha.3") == "power-of-two factors"
     assert kind_of("rows.0") == kind_of("relative_position_index.1") == "indices"
     assert kind_of("classes") == "class names"

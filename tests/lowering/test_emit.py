@@ -82,14 +82,12 @@ def test_equal_constants_of_the_same_kind_are_stored_once() -> None:
 def test_weights_are_shared_with_an_earlier_op_only_if_all_parts_are_equal() -> None:
     found, leaf = Emitter(), Leaf("norm")
     w, e = np.ones((2, 2), np.int8), np.zeros((2, 1), np.uint8)
-    assert found.weights("first", leaf, {"w": w, "exponent": e}) is None
-    assert found.weights("second", leaf, {"w": w, "exponent": e}) == "first"
-    assert found.weights("third", leaf, {"w": w, "exponent": e + 1}) is None
-    assert found.weights("fourth", leaf, {"w": w, "exponent": e + 1}) is None  # only the first op of a leaf shares its weights
-    assert found.weights("other", Leaf("norm"), {"w": w, "exponent": e}) is None
-    assert set(found.constants) == {
-        f"{op}.{part}" for op in ("first", "third", "fourth", "other") for part in ("w", "exponent")
-    }
+    assert found.weights("first", leaf, {"w": w, "choice": e}) is None
+    assert found.weights("second", leaf, {"w": w, "choice": e}) == "first"
+    assert found.weights("third", leaf, {"w": w, "choice": e + 1}) is None
+    assert found.weights("fourth", leaf, {"w": w, "choice": e + 1}) is None  # only the first op of a leaf shares its weights
+    assert found.weights("other", Leaf("norm"), {"w": w, "choice": e}) is None
+    assert set(found.constants) == {f"{op}.{part}" for op in ("first", "third", "fourth", "other") for part in ("w", "choice")}
 
 
 def test_an_accumulator_is_rejected_where_codes_are_expected() -> None:

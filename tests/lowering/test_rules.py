@@ -178,7 +178,7 @@ def test_weights_with_a_group_are_packed() -> None:
     context, emit = LoweringContext(calibration, PREPROCESS), Emitter()
     lower_node(Lowering(context, emit, Node("y", leaf, ("x0",)), [value]))
     (op,) = emit.ops
-    assert isinstance(op, Linear) and op.group == 8 and set(emit.constants) == {"y.w", "y.exponent", "y.bias"}
+    assert isinstance(op, Linear) and op.group == 8 and set(emit.constants) == {"y.w", "y.choice", "y.codebooks", "y.bias"}
     expected = quantize_linear(leaf.weight.detach().double().numpy(), np.zeros(4), X.channel_scales(16), 4, group=8).w
     known = {"x0": Value("u8", (5, 16), 0, 255)}
     np.testing.assert_array_equal(op.weights(Scope(known, emit.constants, "y")), expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import sys
@@ -211,6 +212,14 @@ def edited(change: Any) -> str:
     return json.dumps(whole)
 
 
+def with_weights(groups: dict[str, Any] | None = None, **fields: Any) -> str:
+    """Return the calibration with one row of three weights of the head."""
+    weights = {"w": "AAAA", "scale": [1.0], "bias": [1], **fields} | ({} if groups is None else {"groups": groups})
+    return edited(lambda whole: whole.update(weights={"head": weights}))
+
+
+CODEBOOKS = {"choice": "AA==", "codebooks": "AAAAAA==", "levels": 4, "size": 8}  # one codebook of 4 levels of 0
+
 MALFORMED = {
     "not JSON": "{",
     "a list": "[]",
@@ -229,16 +238,19 @@ MALFORMED = {
     "a scale of 0": edited(lambda w: w["sites"]["embed"].update(scale=[0.0])),
     "levels of 0 only": edited(lambda w: w["sites"]["embed"].update(levels=[0] * 256)),
     "a level below 0": edited(lambda w: w["sites"]["embed"].update(levels=[-1] * 256)),
-    "weights without rows": edited(lambda w: w.update(weights={"head": {"w": "", "scale": [], "bias": [], "exponent": None}})),
-    "weights without columns": edited(
-        lambda w: w.update(weights={"head": {"w": "", "scale": [1], "bias": [1], "exponent": None}})
-    ),
-    "ragged weights": edited(
-        lambda w: w.update(weights={"head": {"w": "AAAA", "scale": [1, 1], "bias": [1, 1], "exponent": None}})
-    ),
-    "weights that are not base64": edited(
-        lambda w: w.update(weights={"head": {"w": "!", "scale": [1], "bias": [1], "exponent": None}})
-    ),
+    "weights without rows": with_weights(w="", scale=[], bias=[]),
+    "weights without columns": with_weights(w=""),
+    "ragged weights": with_weights(scale=[1, 1], bias=[1, 1]),
+    "weights that are not base64": with_weights(w="!"),
+    "weights with exponents, of an older fqvit": with_weights(exponent="AA=="),
+    "no choices": with_weights(CODEBOOKS | {"choice": ""}),
+    "ragged choices": with_weights(CODEBOOKS | {"choice": "AAAA"}, w="AAAAAAAA", scale=[1, 1], bias=[1, 1]),
+    "no codebooks": with_weights(CODEBOOKS | {"codebooks": ""}),
+    "ragged codebooks": with_weights(CODEBOOKS | {"codebooks": "AAAAAAA="}),
+    "17 codebooks": with_weights(CODEBOOKS | {"codebooks": base64.b64encode(bytes(17 * 4)).decode()}),
+    "codebooks of 3 levels": with_weights(CODEBOOKS | {"codebooks": "AAAA", "levels": 3}),
+    "groups of 1 weight": with_weights(CODEBOOKS | {"size": 1}),
+    "groups without a size": with_weights({name: x for name, x in CODEBOOKS.items() if name != "size"}),
     "a scale of NaN": edited(lambda w: w["sites"]["embed"].update(scale=[float("nan")])),
 }
 
@@ -248,6 +260,22 @@ def test_from_json_rejects_malformed_calibrations(case: str) -> None:
     with pytest.raises(FqvitError, match="calibration: ") as caught:
         Calibration.from_json(MALFORMED[case])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("groups", [None, CODEBOOKS])
+def test_from_json_reads_weights_with_and_without_groups(groups: dict[str, Any] | None) -> None:
+    found = Calibration.from_json(with_weights(groups)).weights["head"]
+    assert found.w.tolist() == [[0, 0, 0]] and found.scale.tolist() == [1] and found.bias.tolist() == [1]
+    if groups is None:
+        assert found.groups is None
+    else:
+        assert found.groups is not None and found.groups.size == 8
+        assert found.groups.choice.tolist() == [[0]] and found.groups.codebooks.tolist() == [[0, 0, 0, 0]]
+
+
+def test_weights_without_groups_of_an_older_fqvit_are_read() -> None:
+    """Until codebooks were added, all weights had a field `exponent`, which is null without groups."""
+    assert Calibration.from_json(with_weights(exponent=None)).to_json() == Calibration.from_json(with_weights()).to_json()
 
 
 def test_lowering_names_the_first_missing_site() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,10 +15,10 @@ from fqvit.lowering.emit import Emitter
 from fqvit.models import layers, maps
 from fqvit.models.graph import trace
 from fqvit.models.pixels import normalise
+from fqvit.quant.codebooks import Groups
 from fqvit.quant.qparams import affine
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.weights import (
-    SCALES_PER_OCTAVE,
     QuantizedLinear,
     bits_and_group,
     fits_groups,
@@ -65,60 +67,35 @@ def test_the_bias_of_a_row_of_zero_weights_is_at_most_2_to_the_30(weight: float,
 
 @few
 @given(st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(8, 20), st.integers(1, 50))
-def test_group_exponents_are_no_worse_than_the_smallest_that_do_not_saturate(
-    seed: int, bits: int, group: int, inputs: int
-) -> None:
+def test_weights_with_groups_are_the_nearest_levels(seed: int, bits: int, group: int, inputs: int) -> None:
     rng = np.random.default_rng(seed)
     weight = rng.normal(size=(5, inputs)) * np.exp2(rng.uniform(-8, 0, (5, inputs)))
     bias, scales, importance = rng.normal(size=5), rng.uniform(0.01, 2, inputs), rng.uniform(0.1, 10, inputs)
     q = quantize_linear(weight, bias, scales, bits, group=group, importance=importance)
-    effective, largest = weight * scales, 2 ** (bits - 1) - 1
-    assert q.w.dtype == np.int8 and q.exponent is not None and q.exponent.dtype == np.uint8
-    assert q.exponent.shape == (5, -(-inputs // group)) and q.exponent.max() <= 4
-    scale = np.abs(effective).max(1) / (16 * largest)
-    assert (q.scale <= scale * (1 + 1e-9)).all() and (q.scale >= scale / 2).all()
-    for o in range(5):
-        error = simple = 0.0
-        for g, exponent in enumerate(q.exponent[o].tolist()):
-            columns = slice(g * group, (g + 1) * group)
-            units, exact = q.w[o, columns].astype(int), effective[o, columns]
-            codes = units >> exponent
-            assert (codes << exponent == units).all() and np.abs(codes).max() <= largest
-            error += float((importance[columns] * (units * q.scale[o] - exact) ** 2).sum())
-            top = np.abs(exact).max() / scale[o] * (1 - 1e-9)
-            fits = next(e for e in range(5) if top <= largest * 2**e)
-            unit = scale[o] * 2**fits
-            simple += float((importance[columns] * (np.floor(exact / unit + 0.5) * unit - exact) ** 2).sum())
-        assert error <= simple * (1 + 1e-9)
+    assert q.w.dtype == np.int8 and q.groups is not None and fits_groups(q, bits, group)
+    np.testing.assert_allclose(q.scale, np.maximum(np.abs(weight * scales).max(1) / 127, np.abs(bias) / 2**30))
+    units = weight * scales / q.scale[:, None]
+    levels = q.groups.codebooks[q.groups.of_weights(inputs)].astype(float)  # [O, K, L]
+    np.testing.assert_allclose(np.abs(q.w - units), np.abs(levels - units[..., None]).min(-1), atol=1e-9)
     assert np.abs(q.bias * q.scale - bias).max() <= q.scale.max() / 2 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-30, 5e-324])
 def test_the_bias_of_a_row_of_zero_weights_is_at_most_2_to_the_30_with_groups(weight: float) -> None:
     q = quantize_linear(np.full((2, 20), weight), np.array([0.0, -3e5]), np.ones(1), 4, group=8)
-    assert np.isfinite(q.scale).all() and np.abs(q.bias).max() <= 2**30 and q.exponent is not None
-    assert q.bias[1] * q.scale[1] == pytest.approx(-3e5, rel=1e-8) and q.exponent[1].tolist() == [0, 0, 0]
+    assert np.isfinite(q.scale).all() and np.abs(q.bias).max() <= 2**30 and q.groups is not None
+    assert q.bias[1] * q.scale[1] == pytest.approx(-3e5, rel=1e-8) and not q.w[1].any()
 
 
 def test_groups_reduce_the_error_of_small_weights_next_to_large_ones() -> None:
     rng = np.random.default_rng(0)
-    weight = rng.normal(size=(8, 64)) * np.repeat([1, 0.25, 0.1, 0.05], 16)
+    weight = rng.normal(size=(64, 64)) * np.repeat([1, 0.25, 0.1, 0.05], 16)
     errors = []
     for group in (0, 16):
         q = quantize_linear(weight, None, np.ones(1), 4, group=group)
         errors.append(np.square(q.w * q.scale[:, None] - weight).sum())
-    assert errors[1] < errors[0] / 2
-    assert quantize_linear(weight, None, np.ones(1), 4).exponent is None
-
-
-def test_the_scale_search_of_groups_covers_one_octave() -> None:
-    """If the largest weight has almost no importance, the scale is the unit that represents the other weights exactly."""
-    for i in range(SCALES_PER_OCTAVE):
-        unit = 2.0 ** (-i / SCALES_PER_OCTAVE)
-        weight = np.array([[7 * 16.0] + [0.0] * 7 + [unit * code for code in (1, -2, 3, -4, 5, -6, 7, 0)]])
-        importance = np.repeat([1e-9, 1.0], 8)
-        found = quantize_linear(weight, None, np.ones(1), 4, group=8, importance=importance)
-        assert found.scale[0] == pytest.approx(unit) and found.w[0, 8:].tolist() == [1, -2, 3, -4, 5, -6, 7, 0]
+    assert errors[1] < errors[0] / 4
+    assert quantize_linear(weight, None, np.ones(1), 4).groups is None
 
 
 @pytest.mark.parametrize(
@@ -142,26 +119,25 @@ def test_groups_need_at_most_4_bits_and_exclude_the_first_and_last_layer(
             assert bits_and_group(recipe, node) == (edges if edge else blocks), node.name
 
 
-def test_fits_groups_checks_bits_exponents_and_multiples() -> None:
-    ones = np.ones(2)
-
-    def fits(w: list[list[int]], bits: int, group: int = 0, exponent: list[list[int]] | None = None) -> bool:
-        powers = None if exponent is None else np.array(exponent, np.uint8)
-        return fits_groups(QuantizedLinear(np.array(w, np.int8), ones, np.zeros(2, np.int64), powers), bits, group)
+def test_fits_groups_checks_bits_and_groups() -> None:
+    def fits(w: list[list[int]], bits: int, group: int = 0, groups: Groups | None = None) -> bool:
+        return fits_groups(QuantizedLinear(np.array(w, np.int8), np.ones(2), np.zeros(2, np.int64), groups), bits, group)
 
     assert fits([[7, 0, 1], [-7, 3, 2]], 4) and fits([[127, 0], [-127, 1]], 8)
     assert not fits([[8, 0, 1], [0, 0, 0]], 4) and not fits([[0, 0, 1], [0, -8, 0]], 4) and not fits([[9, 0, 0]] * 2, 4)
-    assert not fits([[7, 0], [0, 0]], 4, exponent=[[0], [0]])
-    w, exponent = [[7, -3, 112], [14, -2, 0]], [[0, 4], [1, 0]]
-    assert fits(w, 4, 2, exponent) and not fits(w, 4, 2) and not fits(w, 4, 3, exponent)
-    assert not fits([[8, 0, 0], [0, 0, 0]], 4, 2, exponent)  # larger than the last code
-    assert not fits([[0, 0, 0], [13, 0, 0]], 4, 2, exponent)  # not a multiple of the group's unit
-    assert not fits([[0, 0, 0], [0, 0, 0]], 4, 2, [[5, 0], [0, 0]])  # an exponent that a file cannot store
+    groups = Groups(np.array([[0, 1], [1, 1]], np.uint8), np.array([[-5, 0, 3, 7], [-1, 0, 0, 100]], np.int8), 2)
+    zeros = [[0, 0, 0]] * 2
+    assert fits([[7, -5, 100], [0, -1, 0]], 2, 2, groups) and fits(zeros, 2, 2, groups)
+    assert not fits(zeros, 2, 2) and not fits(zeros, 2, 0, groups)
+    assert not fits(zeros, 3, 2, groups) and not fits(zeros, 2, 3, groups)
+    assert not fits([[7, 100, 0], [0, 0, 0]], 2, 2, groups)  # a level of the other codebook
+    assert not fits(zeros, 2, 2, replace(groups, choice=groups.choice + 1))  # a codebook that does not exist
+    assert not fits(zeros, 2, 2, replace(groups, choice=groups.choice[:, :1]))
 
 
 def test_with_groups_a_row_of_zeros_has_the_same_scale_as_the_other_rows() -> None:
     found = quantize_linear(np.array([[0.0] * 8, [1.0] * 8]), None, np.ones(1), 4, group=4)
-    assert found.scale[0] == pytest.approx(1 / 7 / 16) and not found.w[0].any()
+    assert found.scale[0] == pytest.approx(1 / 127) and not found.w[0].any() and (found.w[1] == 127).all()
 
 
 def test_a_missing_bias_is_0() -> None:

@@ -24,6 +24,8 @@ OTHER, PROGRAM, NAMES = "indices", "program text", "class names"
 KINDS = {
     "w": "weights",
     "exponent": "weight exponents",
+    "choice": "codebooks",
+    "codebooks": "codebooks",
     "bias": "biases",
     "mult": "multipliers",
     "mult0": "multipliers",
@@ -89,7 +91,8 @@ class Inspection:
     bytes: {kind of constant: bytes in the file}
     floats: number of float constants, float buffers and floats in fields of ops; must be 0
     weights_by_bits: {bits: number of weights stored in that many bits}   groups: group sizes of packed weights
-    linear: bytes of the weights and exponents of all linear ops   packed: of those linear ops whose weights are packed
+    linear: bytes of the weights of all linear ops, with exponents and codebooks
+    packed: the same, of the linear ops with packed weights
     """
 
     ops: list[OpRow]
@@ -108,12 +111,12 @@ class Inspection:
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights as stored, exponents not included."""
+        """Bytes of the weights as stored, exponents and codebooks not included."""
         return self.bytes.get("weights", 0)
 
     @property
     def bits_per_weight(self) -> float:
-        """Mean stored bits per weight of the linear ops, including exponents."""
+        """Mean stored bits per weight of the linear ops, including exponents and codebooks."""
         return 8 * self.linear / max(sum(self.weights_by_bits.values()), 1)
 
     @property
@@ -228,9 +231,9 @@ def _weights_by_bits(program: Program, buffers: Mapping[str, Value]) -> dict[int
 
 
 def _weight_bytes(program: Program, packed: tuple[bool, ...]) -> int:
-    """Return the bytes of the weights and exponents of linear ops. packed: the values of op.packed to include"""
+    """Return the bytes of all constants that store weights of linear ops. packed: the values of op.packed to include"""
     linears = [op for op in program.ops if isinstance(op, Linear) and op.packed in packed]
-    names = {op.part("w") for op in linears} | {op.part("exponent") for op in linears if op.group}
+    names = {op.part(part) for op in linears for part in op.weight_parts}
     return sum(program.constants[name].nbytes for name in names)
 
 

@@ -67,7 +67,7 @@ class Emitter:
     def weights(self, name: str, leaf: Leaf, parts: Mapping[str, Constant]) -> str | None:
         """Return the name of an earlier op of this leaf with equal weights. If there is none, add constants and return None.
 
-        name: the op that uses the weights   parts: the constants w and, for packed weights, exponent
+        name: the op that uses the weights   parts: the constants w and, with groups, choice and codebooks
         """
         owner = self._owners.get(leaf)
         if owner is not None and all(np.array_equal(self.constants[f"{owner}.{part}"], x) for part, x in parts.items()):

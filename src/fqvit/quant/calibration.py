@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fqvit.errors import FqvitError
+from fqvit.ir.packing import MAX_CODEBOOKS
 from fqvit.models.graph import Features, Graph
 from fqvit.models.load import FloatModel
 from fqvit.models.outputs import output_graph
 from fqvit.quant.centering import center
+from fqvit.quant.codebooks import Groups
 from fqvit.quant.doubling import choose_doubled, double, double_sites
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
@@ -114,29 +116,56 @@ class SavedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return SavedSite(q.bits, scale, zero, alpha, q.log2, q.zero_code, levels, grid, q.octave)
 
 
-class SavedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The JSON form of a QuantizedLinear: w int8 [O, K] and exponent u8 [O, G] as base64 bytes."""
+class SavedGroups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The JSON form of Groups: choice u8 [O, G] and codebooks i8 [B, levels] as base64 bytes."""
+
+    choice: bytes
+    codebooks: bytes
+    levels: Annotated[int, msgspec.Meta(ge=4, le=128)]
+    size: Annotated[int, msgspec.Meta(ge=2, le=256)]
+
+    def __post_init__(self) -> None:
+        if not self.choice or len(self.codebooks) not in range(self.levels, MAX_CODEBOOKS * self.levels + 1, self.levels):
+            raise ValueError(f"groups must have choices and 1 to {MAX_CODEBOOKS} codebooks of `levels` levels")
+
+    def groups(self, rows: int) -> Groups:
+        choice = np.frombuffer(self.choice, np.uint8).reshape(rows, -1)
+        return Groups(choice, np.frombuffer(self.codebooks, np.int8).reshape(-1, self.levels), self.size)
+
+    @staticmethod
+    def of(groups: Groups) -> SavedGroups:
+        return SavedGroups(groups.choice.tobytes(), groups.codebooks.tobytes(), groups.codebooks.shape[1], groups.size)
+
+
+class SavedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The JSON form of a QuantizedLinear: w int8 [O, K] as base64 bytes.
+
+    exponent: null in older calibrations of weights without groups. Those of weights with groups must be made again.
+    """
 
     w: bytes
     scale: list[Annotated[float, msgspec.Meta(gt=0)]]
     bias: list[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]]
-    exponent: bytes | None
+    groups: SavedGroups | None = None
+    exponent: None = None
 
     def __post_init__(self) -> None:
         rows = len(self.scale)
-        if not rows or not self.w or len(self.bias) != rows or any(len(part) % rows for part in (self.w, self.exponent or b"")):
-            raise ValueError("w, scale, bias and exponent must have one row per output")
+        if not rows or not self.w or len(self.bias) != rows or len(self.w) % rows:
+            raise ValueError("w, scale and bias must have one row per output")
+        if self.groups is not None and len(self.groups.choice) % rows:
+            raise ValueError("groups.choice must have one row per output")
 
     def weights(self) -> QuantizedLinear:
         rows = len(self.scale)
-        exponent = None if self.exponent is None else np.frombuffer(self.exponent, np.uint8).reshape(rows, -1)
         w = np.frombuffer(self.w, np.int8).reshape(rows, -1)
-        return QuantizedLinear(w, np.array(self.scale), np.array(self.bias, np.int64), exponent)
+        groups = None if self.groups is None else self.groups.groups(rows)
+        return QuantizedLinear(w, np.array(self.scale), np.array(self.bias, np.int64), groups)
 
     @staticmethod
     def of(found: QuantizedLinear) -> SavedWeights:
-        exponent = None if found.exponent is None else found.exponent.tobytes()
-        return SavedWeights(found.w.tobytes(), found.scale.tolist(), found.bias.tolist(), exponent)
+        groups = None if found.groups is None else SavedGroups.of(found.groups)
+        return SavedWeights(found.w.tobytes(), found.scale.tolist(), found.bias.tolist(), groups)
 
 
 class SavedCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -44,7 +44,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: str
     weight_bits: Bits = 8
-    weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights per shared exponent, at 4 bits or less; 0: no groups
+    weight_group: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # weights per shared codebook, at 4 bits or less; 0: no groups
     layer_bits: dict[str, Bits] = {}  # bits of the weights of single layers, by name or pattern such as "blocks.*.mlp.fc1"
     weight_ends: Literal["codes", "halves"] = "codes"  # at 8 bits, map max|w| to 127, or to 127.5 and saturate
     # How weights are rounded. nearest: to the nearest code; compensated: column by column, so that later columns and biases
@@ -225,7 +225,7 @@ _W4: dict[str, Any] = {
     "refine_images": 256,
     **_FINE,
 }
-# Weights per shared exponent, in recipes with 4-bit weights. With 8-bit activations, most of the error comes from the weights.
+# Weights per shared codebook, in recipes with 4-bit weights. With 8-bit activations, most of the error comes from the weights.
 WEIGHT_GROUP = 16
 WEIGHT_GROUP_A8 = 8
 
@@ -319,7 +319,7 @@ def _merged_rules(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def weight_bits(recipe: Recipe, layer: str, at_end: bool) -> tuple[int, int]:
-    """Return the number of bits of a layer's weights, and how many weights share an exponent (0: no groups).
+    """Return the number of bits of a layer's weights, and how many weights share a codebook (0: no groups).
 
     Groups are for at most 4 bits. With groups, and with weights that are compensated or learned, the patch embedding and the
     output layers (at_end) keep 8 bits: they are small and sensitive. If patterns in recipe.layer_bits match

@@ -10,20 +10,19 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fqvit.data.preprocess import Preprocess
 from fqvit.errors import FqvitError
-from fqvit.ir.packing import GROUP_WIDTH, max_exponent
 from fqvit.models import general, layers, maps
 from fqvit.models.graph import Graph, Node
+from fqvit.quant.codebooks import LARGEST, Groups, fit_groups
 from fqvit.quant.qparams import QParams, affine
 from fqvit.quant.recipe import Recipe, weight_bits
 
-MAX_EXPONENT = max_exponent(GROUP_WIDTH)  # largest exponent of a group
 MAX_PACKED = 6  # weights of at most this many bits are packed: 7-bit ones would save only an eighth, and 8-bit ones nothing
-SCALES_PER_OCTAVE = 8  # number of scales that the search for groups tries
 SHORT_BITS = 16  # bits of short multipliers
 SHORT_CODES = 10  # outputs with at most this many bits may have short multipliers
 
@@ -33,13 +32,13 @@ class QuantizedLinear:
     """The integers of a linear layer: y[o] = scale[o] * (sum_k (x[k] - z[k]) * w[o, k] + bias[o]) for codes x, zero points z.
 
     w: int8 [O, K]   scale: float64 [O], the value of one accumulator unit   bias: int64 [O], in accumulator units
-    exponent: u8 [O, G], only with groups: w is a narrow code times 2^exponent of its group
+    groups: the codebooks whose levels w consists of; None: w has evenly spaced levels
     """
 
     w: NDArray[np.int8]
     scale: NDArray[np.float64]
     bias: NDArray[np.int64]
-    exponent: NDArray[np.uint8] | None = None
+    groups: Groups | None = None
 
 
 # Leaves that apply a linear layer to each row; a convolution reads the rows of its 3x3 neighbourhood, concatenated.
@@ -75,7 +74,7 @@ def depthwise_weights(leaf: general.Depthwise, q: QParams) -> QuantizedLinear:
 
 
 def bits_and_group(recipe: Recipe, node: Node) -> tuple[int, int]:
-    """Return the number of bits of a linear layer's weights, and how many weights share an exponent (0: no groups)."""
+    """Return the number of bits of a linear layer's weights, and how many weights share a codebook (0: no groups)."""
     at_end = isinstance(node.leaf, layers.Patches | general.Stem) or node.leaf.role in ("logits", "deltas", "pooled", "output")
     return weight_bits(recipe, node.name, at_end)
 
@@ -116,30 +115,35 @@ def quantize_linear(
     """Round weight [O, K] times input_scales [K] or [1] to integers: acc = sum_k code[k] * w[o, k], in units of scale[o].
 
     scale = max(max|w| / (2^(bits-1) - 1), |bias| / 2^30); the second term bounds the bias of rows with (nearly) zero weights.
-    group: number of weights that share an exponent e; one step of their codes is 2^e units. Scale and exponents minimize the
-    squared error, weighted by importance [K] (None: equal weights).
+    group: number of weights that share a codebook (0: no groups). Levels are up to 127, so scale is at least max|w| / 127.
+    Codebooks minimize the squared error, weighted by importance [K] (None: equal weights).
     output_scales: [O], round scales up so that a 16-bit multiplier scale / output_scale is exact.
     halves: without groups, map max|w| to 2^(bits-1) - 1/2 units, and saturate.
     """
     b = np.zeros(len(weight)) if bias is None else bias
     effective = weight * input_scales
-    largest = 2 ** (bits - 1) - 1
-    coarsest = 2**MAX_EXPONENT if group else 1
-    least = np.abs(b) / 2**30
-    ends = largest * coarsest if group or not halves else largest + 0.5
-    scale = np.maximum(np.abs(effective).max(1) / ends, least)
+    largest = LARGEST if group else 2 ** (bits - 1) - 1
+    ends = largest + 0.5 if halves and not group else largest
+    scale = np.maximum(np.abs(effective).max(1) / ends, np.abs(b) / 2**30)
     # For a row of zeros any scale is exact; the smallest scale of the other rows is best if outputs are compared (logits).
     live = scale[scale > np.finfo(np.float64).tiny]
     scale = np.maximum(scale, live.min() if live.size else 1.0)
-    exponent: NDArray[np.uint8] | None = None
-    units: NDArray[np.float64] = np.ones((1, 1))
-    if group:
-        scale, exponent = _least_error(effective, scale, least, largest, group, importance)
-        units = np.exp2(exponent[:, np.arange(weight.shape[1]) // group].astype(np.float64))
     if output_scales is not None:
         scale = to_short(scale, output_scales)
-    w = _codes(effective / (scale[:, None] * units), largest) * units
-    return QuantizedLinear(w.astype(np.int8), scale, np.floor(b / scale + 0.5).astype(np.int64), exponent)
+    units, groups = effective / scale[:, None], None
+    if group:
+        weights = scale[:, None] ** 2 * (np.ones(weight.shape[1]) if importance is None else importance)
+        groups = fit_groups(units, weights, group, bits)
+    w = rounded(torch.from_numpy(units), largest, groups).numpy().astype(np.int8)
+    return QuantizedLinear(w, scale, np.floor(b / scale + 0.5).astype(np.int64), groups)
+
+
+def rounded(units: Tensor, largest: int, groups: Groups | None, first: int = 0) -> Tensor:
+    """Round weights in units of their scales, float [O, n]: to integers up to `largest`, or to the levels of their groups.
+
+    first: the column of the layer's weights that is column 0 of units
+    """
+    return (units + 0.5).floor().clamp(-largest, largest) if groups is None else groups.nearest(units, first)
 
 
 def to_short(scale: NDArray[np.float64], output_scales: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -150,53 +154,10 @@ def to_short(scale: NDArray[np.float64], output_scales: NDArray[np.float64]) -> 
 
 
 def fits_groups(found: QuantizedLinear, bits: int, group: int) -> bool:
-    """Return whether the weights are codes of `bits` bits, times powers of two per group if group > 0."""
-    largest, w = 2 ** (bits - 1) - 1, found.w.astype(np.int64)
+    """Return whether the weights have `bits` bits and, if group > 0, groups of that size."""
     if group == 0:
-        return found.exponent is None and int(np.abs(w).max()) <= largest
-    if (
-        found.exponent is None
-        or found.exponent.shape != (len(w), -(-w.shape[1] // group))
-        or found.exponent.max() > MAX_EXPONENT
-    ):
-        return False
-    units = 1 << found.exponent[:, np.arange(w.shape[1]) // group].astype(np.int64)
-    return bool((w % units == 0).all() and (np.abs(w) <= largest * units).all())
-
-
-def _codes(values: NDArray[np.float64], largest: int) -> NDArray[np.float64]:
-    return np.clip(np.floor(values + 0.5), -largest, largest)
-
-
-def _least_error(
-    values: NDArray[np.float64],
-    scale: NDArray[np.float64],
-    least: NDArray[np.float64],
-    largest: int,
-    group: int,
-    importance: NDArray[np.float64] | None,
-) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """Find the scale [O] and exponents u8 [O, G] with the least squared error.
-
-    Scales are tried over one octave, down from the one that represents the largest weight at the largest exponent. With a
-    smaller scale the largest weights saturate; it is chosen if the total error is still smaller.
-    """
-    starts = np.arange(0, values.shape[1], group)
-    best_scale, best = scale, np.full(len(values), np.inf)
-    exponent = np.zeros((len(values), len(starts)), np.uint8)
-    for i in range(SCALES_PER_OCTAVE):
-        tried = np.maximum(scale * 2 ** (-i / SCALES_PER_OCTAVE), least)
-        errors = []
-        for e in range(MAX_EXPONENT + 1):
-            unit = tried[:, None] * 2.0**e
-            error = (values - _codes(values / unit, largest) * unit) ** 2
-            errors.append(np.add.reduceat(error if importance is None else error * importance, starts, axis=1))
-        found = np.stack(errors)
-        total = found.min(0).sum(1)
-        better = total < best
-        best, best_scale = np.where(better, total, best), np.where(better, tried, best_scale)
-        exponent = np.where(better[:, None], found.argmin(0), exponent).astype(np.uint8)
-    return best_scale, exponent
+        return found.groups is None and int(np.abs(found.w.astype(np.int64)).max()) < 2 ** (bits - 1)
+    return found.groups is not None and found.groups.fits(found.w, bits, group)
 
 
 def quantize_positions(positions: NDArray[np.float64], bits: int) -> tuple[NDArray[np.int16], float]:

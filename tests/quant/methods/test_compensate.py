@@ -17,6 +17,7 @@ from fqvit.models import layers
 from fqvit.models.graph import Node, run_float, trace
 from fqvit.models.pixels import normalise
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.codebooks import Groups
 from fqvit.quant.methods.compensate import BLOCK, Moments, compensate, round_columns
 from fqvit.quant.methods.compensate import fit as fit_layer
 from fqvit.quant.methods.lockstep import LinearLayer
@@ -53,6 +54,11 @@ def nearest(values: Tensor, units: Tensor, largest: int) -> Tensor:
     return (values / units + 0.5).floor().clamp(-largest, largest) * units
 
 
+def in_units(values: Tensor, cov: Tensor, units: Tensor, largest: int) -> Tensor:
+    """Round values [O, K] to multiples of units, which are equal in every row."""
+    return round_columns(values / units, cov, largest) * units
+
+
 def error(values: Tensor, rounded: Tensor, cov: Tensor) -> float:
     """Return the squared output error caused by rounding, for inputs with covariance `cov` [K, K]."""
     wrong = values - rounded
@@ -67,7 +73,7 @@ def test_column_rounding_has_less_error_than_rounding_to_nearest(size: int) -> N
         values = torch.randn(8, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         units = (values.abs().amax(1, keepdim=True) / 7).expand(8, size)
         cov = covariance(correlated(seed, size))
-        rounded = round_columns(values, cov, units, 7)
+        rounded = in_units(values, cov, units, 7)
         codes = rounded / units
         torch.testing.assert_close(codes, codes.round(), rtol=0, atol=1e-9)
         assert codes.abs().max() <= 7 + 1e-9
@@ -80,7 +86,7 @@ def test_weights_of_constant_inputs_are_rounded_to_nearest() -> None:
     values = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     units = torch.full((4, 9), 0.3, dtype=torch.float64)
     for cov in (torch.zeros(9, 9, dtype=torch.float64), -1e-20 * torch.ones(9, 9, dtype=torch.float64)):
-        assert torch.equal(round_columns(values, cov, units, 7), nearest(values, units, 7))
+        assert torch.equal(in_units(values, cov, units, 7), nearest(values, units, 7))
 
 
 def test_the_column_with_the_largest_variance_is_rounded_to_nearest_and_later_columns_compensate() -> None:
@@ -88,7 +94,7 @@ def test_the_column_with_the_largest_variance_is_rounded_to_nearest_and_later_co
     units = torch.full((40, 8), 0.3, dtype=torch.float64)
     cov = covariance(correlated(0, 8))
     first = int(cov.diagonal().argmax())
-    same = round_columns(values, cov, units, 7) == nearest(values, units, 7)
+    same = in_units(values, cov, units, 7) == nearest(values, units, 7)
     assert same[:, first].all() and not same.all()
 
 
@@ -96,7 +102,7 @@ def test_weights_of_independent_inputs_are_rounded_to_nearest() -> None:
     values = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     units = torch.full((4, 9), 0.3, dtype=torch.float64)
     cov = torch.diag(torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.1)
-    torch.testing.assert_close(round_columns(values, cov, units, 7), nearest(values, units, 7))
+    torch.testing.assert_close(in_units(values, cov, units, 7), nearest(values, units, 7))
 
 
 def test_a_covariance_of_rounding_noise_is_damped_until_it_has_a_cholesky_factor() -> None:
@@ -105,7 +111,7 @@ def test_a_covariance_of_rounding_noise_is_damped_until_it_has_a_cholesky_factor
     noise.diagonal().abs_()
     values = torch.randn(3, 40, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     units = torch.full((3, 40), 0.5, dtype=torch.float64)
-    codes = round_columns(values, noise, units, 7) / units
+    codes = in_units(values, noise, units, 7) / units
     assert torch.equal(codes, codes.round()) and codes.abs().max() <= 7
 
 
@@ -116,7 +122,7 @@ def test_a_covariance_whose_inverse_has_no_cholesky_factor_is_damped_further() -
     for step in range(-4, 12):
         cov = torch.eye(3, dtype=torch.float64)
         cov[0, 1] = cov[1, 0] = 1.01 - step * 2.0**-52
-        codes = round_columns(values, cov, units, 7) / units
+        codes = in_units(values, cov, units, 7) / units
         assert torch.equal(codes, codes.round()) and codes.abs().max() <= 7
 
 
@@ -126,10 +132,10 @@ def test_rounding_does_not_depend_on_the_unit_of_the_inputs(definite: bool) -> N
     values = torch.randn(5, 12, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
     units = torch.full((5, 12), 0.4, dtype=torch.float64)
     cov = covariance(correlated(8, 12)) if definite else covariance(correlated(8, 12)) - 0.2 * torch.eye(12)
-    expected = round_columns(values, cov, units, 7)
+    expected = in_units(values, cov, units, 7)
     assert not torch.equal(expected, nearest(values, units, 7))
     for unit in (2.0**-20, 2.0**10):
-        torch.testing.assert_close(round_columns(values, unit * cov, units, 7), expected)
+        torch.testing.assert_close(in_units(values, unit * cov, units, 7), expected)
 
 
 def test_moments_are_precise_for_small_variances_around_a_large_mean() -> None:
@@ -153,15 +159,19 @@ def test_weight_ends_decides_the_scale_of_the_weights(ends: Any, codes: float) -
     np.testing.assert_array_equal(found.w, np.clip(np.floor(weight / found.scale[:, None] + 0.5), -7, 7))
 
 
-def test_each_weight_is_rounded_in_its_own_unit() -> None:
+def test_each_weight_is_rounded_to_a_level_of_its_group() -> None:
     generator = torch.Generator().manual_seed(2)
     size = BLOCK + 9
-    values = torch.randn(3, size, generator=generator, dtype=torch.float64)
-    units = 0.2 * 2.0 ** torch.randint(-2, 3, (3, size), generator=generator)
-    codes = round_columns(values, covariance(correlated(2, size)), units, 7) / units
-    assert torch.equal(codes, codes.round()) and codes.abs().max() == 7
-    independent = round_columns(values, torch.eye(size, dtype=torch.float64), units, 7)
-    torch.testing.assert_close(independent, nearest(values, units, 7))
+    values = 127 * torch.rand(3, size, generator=generator, dtype=torch.float64) - 60
+    codebooks = np.array([[-64, -8, 0, 8], [-3, 0, 5, 127]], np.int8)
+    choice = torch.randint(0, 2, (3, -(-size // 8)), generator=generator).numpy().astype(np.uint8)
+    groups = Groups(choice, codebooks, 8)
+    for cov in (covariance(correlated(2, size)), torch.eye(size, dtype=torch.float64)):
+        found = round_columns(values, cov, 127, groups)
+        assert groups.fits(found.numpy().astype(np.int8), 2, 8)
+    assert torch.equal(found, groups.nearest(values))  # independent inputs
+    parts = [round_columns(values[:, a:b], cov[a:b, a:b], 127, groups, a) for a, b in ((0, 20), (20, size))]
+    assert torch.equal(torch.cat(parts, 1), found)
 
 
 def test_input_scales_are_equivalent_to_scaled_weights() -> None:
@@ -268,13 +278,15 @@ def test_lowering_rejects_weights_of_other_shapes_bits_or_groups() -> None:
     model = float_model("vit")
     calibration = calibration_of(model, W4)
     found = calibration.weights["blocks.0.mlp.fc1"]
-    assert found.exponent is not None
+    groups = found.groups
+    assert groups is not None
     for change, message in (
         (replace(found, w=found.w[:, :-1]), "weights of"),
-        (replace(found, exponent=None), "bits and groups"),
-        (replace(found, exponent=found.exponent[:, :0]), "bits and groups"),
-        (replace(found, exponent=found.exponent + 5), "bits and groups"),
-        (replace(found, w=np.full_like(found.w, 127)), "bits and groups"),
+        (replace(found, groups=None), "bits and groups"),
+        (replace(found, groups=replace(groups, choice=groups.choice[:, :0])), "bits and groups"),
+        (replace(found, groups=replace(groups, choice=groups.choice + 16)), "bits and groups"),
+        (replace(found, groups=replace(groups, codebooks=np.zeros_like(groups.codebooks))), "bits and groups"),
+        (replace(found, w=np.full_like(found.w, -128)), "bits and groups"),
     ):
         broken = replace(calibration, weights={**calibration.weights, "blocks.0.mlp.fc1": change})
         with pytest.raises(FqvitError, match=rf"blocks\.0\.mlp\.fc1: .*{message}"):

@@ -65,12 +65,17 @@ def test_a_size_limit_is_checked_even_if_no_width_is_left_to_try() -> None:
 def test_every_layer_is_narrowed_to_4_bits_if_any_loss_is_allowed(kind: str) -> None:
     model, calibration, choice = unlimited(kind)
     bits = bits_after(choice.narrowed)  # type: ignore[arg-type]
-    assert choice.reached and choice.layers == len(bits) > 4 and set(bits.values()) == {4}
+    assert choice.reached and choice.layers == len(bits) > 4
+    nodes = {node.name: node for node in trace(model.module).nodes if node.name in bits}
+    for layer, found in bits.items():  # the codebooks of a tiny layer may take more bytes than 4-bit codes save
+        sizes = {n: weight_bytes(msgspec.structs.replace(AUTO, layer_bits={layer: n}), nodes[layer]) for n in (4, 6)}
+        assert found == (4 if sizes[4] < sizes[6] else 6), layer
+    assert 4 in bits.values() and (kind != "vit" or 6 not in bits.values())
     assert calibration.recipe.layer_bits == bits and not calibration.recipe.widths and calibration.recipe.max_loss is None
     program = lower(model, calibration)
     assert choice.bytes == file_size(program)
     stored = {op.y: op.weight_bits for op in program.ops if isinstance(op, Linear)}
-    assert {bits for name, bits in stored.items() if name in calibration.recipe.layer_bits} <= {4}
+    assert {name: stored[name] for name in bits} == bits
     assert 8 in stored.values()  # the patch embedding and the head
 
 
@@ -79,11 +84,12 @@ def test_the_reported_saving_equals_the_difference_in_weight_bytes() -> None:
     wide = lower(model, calibrate(model, [images_for(model.preprocess, 6, 7)], RECIPES["fqvit"]))
     narrow = lower(model, calibration)
     saved = sum(step.saved for step in choice.narrowed)
-    sizes = [sum(a.nbytes for name, a in p.constants.items() if name.endswith((".w", ".exponent"))) for p in (wide, narrow)]
+    parts = (".w", ".choice", ".codebooks")
+    sizes = [sum(a.nbytes for name, a in p.constants.items() if name.endswith(parts)) for p in (wide, narrow)]
     assert saved == sizes[0] - sizes[1]
     node = next(node for node in trace(model.module).nodes if node.name == choice.narrowed[0].layer)
     assert weight_bytes(calibration.recipe, node) == sum(
-        narrow.constants[f"{node.name}.{part}"].nbytes for part in ("w", "exponent")
+        narrow.constants[f"{node.name}.{part}"].nbytes for part in ("w", "choice", "codebooks")
     )
 
 
@@ -100,8 +106,12 @@ def test_nothing_is_narrowed_if_no_loss_is_allowed(monkeypatch: pytest.MonkeyPat
 
 def test_max_size_narrows_no_more_layers_than_needed() -> None:
     model, calibration, choice = unlimited("vit")
-    smallest = file_size(lower(model, calibration))
-    wide = file_size(lower(model, calibrate(model, [images_for(model.preprocess, 6, 7)], RECIPES["fqvit"])))
+    images = [images_for(model.preprocess, 6, 7)]
+    layer_bits = [{step.layer: step.after for step in choice.narrowed[:n]} for n in range(1, len(choice.narrowed) + 1)]
+    recipes = [msgspec.structs.replace(calibration.recipe, layer_bits=bits) for bits in layer_bits]
+    # Not always the last size: the codebooks of a tiny layer add names to the file, which the search does not count.
+    smallest = min(file_size(lower(model, calibrate(model, images, recipe))) for recipe in recipes)
+    wide = file_size(lower(model, calibrate(model, images, RECIPES["fqvit"])))
     limit = (smallest + wide) // 2
     _, found, chosen = search(msgspec.structs.replace(AUTO, max_size=limit))
     assert chosen.reached and chosen.bytes is not None and chosen.bytes <= limit

@@ -18,6 +18,7 @@ from fqvit.quant.methods import segments as cuts
 from fqvit.quant.methods.segments import importance, segments
 from fqvit.quant.recipe import RECIPES, Recipe
 from fqvit.quant.simulate import Simulation
+from fqvit.quant.weights import fits_groups
 from fqvit.runtime.native import Engine
 from fqvit.runtime.reference import Reference
 from tests.factories import calibration_of, float_model, images_for
@@ -79,8 +80,10 @@ def test_sign_bits_give_no_importance_because_they_have_no_gradient() -> None:
 def test_learning_reduces_the_error_of_compensated_rounding(one_thread: None) -> None:
     model = float_model("vit")
     images = images_for(model.preprocess, 12)
-    learned = calibration_of(model, RECIPES["w4a4"])
-    compensated = calibration_of(model, msgspec.structs.replace(RECIPES["w4a4"], rounding="compensated"))
+    # Codebooks represent the few weights of this model almost exactly, so it is compared without them.
+    recipe = msgspec.structs.replace(RECIPES["w4a4"], weight_group=0)
+    learned = calibration_of(model, recipe)
+    compensated = calibration_of(model, msgspec.structs.replace(recipe, rounding="compensated"))
     assert divergence(model, learned, images) < divergence(model, compensated, images)
 
 
@@ -96,8 +99,7 @@ def test_inputs_of_products_are_narrow_and_the_engine_equals_the_reference(kind:
     for layer, weights in calibration.weights.items():
         leaf = calibration.graph(model).node(layer).leaf
         bits = 8 if leaf.role == "logits" else recipe.weight_bits
-        units = 1 if weights.exponent is None else 2.0 ** weights.exponent.max()
-        assert np.abs(weights.w).max() <= (2 ** (bits - 1) - 1) * units
+        assert fits_groups(weights, bits, recipe.weight_group if bits <= 4 else 0)
     program, images = lower(model, calibration), images_for(model.preprocess, 3, seed=5)
     np.testing.assert_array_equal(Engine(program).run(images), Reference(program).run(images))
     assert Calibration.from_json(calibration.to_json()).to_json() == calibration.to_json()

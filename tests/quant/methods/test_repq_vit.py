@@ -69,7 +69,7 @@ def test_weights_have_one_scale_and_zero_point_per_output(bits: int) -> None:
     bias = random(6, seed=1).double().numpy()
     bias[2] = 1e12
     found = round_rows(weight, bias, bits)
-    assert found.w.dtype == np.int8 and found.exponent is None
+    assert found.w.dtype == np.int8 and found.groups is None
     span = found.w.max(1).astype(int) - found.w.min(1).astype(int)
     assert (span < 2**bits).all()
     assert np.abs(found.bias).max() <= 2**30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from fqvit.errors import FqvitError
 from fqvit.ir.moves import Concat, Permute, Take
 from fqvit.ir.ops import Add, LayerNorm, Linear, Lookup, Mean, Term
-from fqvit.ir.packing import pack, pack_codes
+from fqvit.ir.packing import pack_codebooks, pack_codes
 from fqvit.ir.value import Constant
 from fqvit.lowering.emit import LoweredValue
 from fqvit.lowering.encode import encode_affine, powers, quotient_fraction, shared_shift, to_int32
@@ -84,11 +85,16 @@ def emit_linear(
         quantized = quantize_linear(
             weight, bias, q_x.channel_scales(inputs), bits, group=group, output_scales=short, halves=halves
         )
-    width = bits if group == 0 and bits <= MAX_PACKED else 0
-    parts: dict[str, Constant] = {"w": pack_codes(quantized.w, width) if width else quantized.w}
-    if quantized.exponent is not None:
-        parts = dict(zip(("w", "exponent"), pack(quantized.w, quantized.exponent, group), strict=True))
+    width, groups = bits if bits <= MAX_PACKED else 0, quantized.groups
+    parts: dict[str, Constant] = {"w": quantized.w}
+    if groups is not None:
+        codes, choices = pack_codebooks(quantized.w, groups.choice, groups.codebooks, group, width)
+        parts = {"w": codes, "choice": choices, "codebooks": groups.codebooks}
+    elif width:
+        parts = {"w": pack_codes(quantized.w, width)}
     owner = emit.weights(name, low.node.leaf, parts)
+    codebooks = 0 if groups is None else len(groups.codebooks)
+    linear = partial(Linear, y=name, x=x.buffer, group=group, weights_of=owner, width=width, codebooks=codebooks)
     with_zero = quantized.bias - quantized.w.astype(np.int64) @ q_x.channel_zeros(inputs)
     emit.constant(f"{name}.bias", to_int32(name, "bias", with_zero))
     shape = (*x.shape[:-1], outputs)
@@ -98,18 +104,18 @@ def emit_linear(
         # or a clamp.
         unit = max(float(quantized.scale.max()), 0.0 if low.q is None else float(low.q.scale[0]))
         emit.requantizer(name, quantized.scale / unit, context.short)
-        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner, width=width))
+        emit.op(linear(out="i32"))
         return LoweredValue(name, shape, unit=np.array([unit]))
     fraction = context.sum_unit(name)
     if low.q is None and fraction is not None:
         emit.requantizer(name, quantized.scale / fraction, context.short)
-        emit.op(Linear(y=name, x=x.buffer, out="i32", group=group, weights_of=owner, width=width))
+        emit.op(linear(out="i32"))
         return LoweredValue(name, shape, unit=np.array([fraction]))
     if low.q is None:
-        emit.op(Linear(y=name, x=x.buffer, out="acc", group=group, weights_of=owner, width=width))
+        emit.op(linear(out="acc"))
         return LoweredValue(name, shape, unit=quantized.scale)
     emit.requantizer(name, quantized.scale / low.q.channel_scales(outputs), short=context.short or short is not None)
-    emit.op(Linear(y=name, x=x.buffer, y_zero=emit.zero(low.q), bits=low.q.bits, group=group, weights_of=owner, width=width))
+    emit.op(linear(y_zero=emit.zero(low.q), bits=low.q.bits))
     return LoweredValue(name, shape, low.q)
 
 

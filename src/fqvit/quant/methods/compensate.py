@@ -27,6 +27,7 @@ from fqvit.models.graph import Node
 from fqvit.models.load import FloatModel
 from fqvit.quant import channels
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.codebooks import Groups
 from fqvit.quant.doubling import offsets
 from fqvit.quant.importance import token_weights
 from fqvit.quant.methods.lockstep import InputBatches, LinearLayer, run_batches_in_lockstep, run_in_lockstep
@@ -35,7 +36,7 @@ from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
 from fqvit.quant.simulate import Simulation
-from fqvit.quant.weights import LinearLeaf, QuantizedLinear, bits_and_group, quantize_linear
+from fqvit.quant.weights import LinearLeaf, QuantizedLinear, bits_and_group, quantize_linear, rounded
 from fqvit.system.progress import Progress
 
 SEARCHED = ("norm", "qkv", "value", "query", "key", "context", "gelu")  # roles whose scales are searched
@@ -145,7 +146,7 @@ class Compensation:
             return None
         found = self.chosen[first]
         scale = found.scale * (scales[0] / before[0])
-        return QuantizedLinear(found.w, scale, _integer_bias(found.bias * found.scale, scale), found.exponent)
+        return QuantizedLinear(found.w, scale, _integer_bias(found.bias * found.scale, scale), found.groups)
 
     def _search(self, node: Node, values: list[Tensor]) -> None:
         """Choose the scales of a site whose values before encoding are given."""
@@ -226,7 +227,7 @@ def fit(
     """
     weight, bias = torch.from_numpy(layer.weight), torch.from_numpy(layer.bias)
     bits, group = bits_and_group(recipe, node)
-    # Rounding to nearest decides scales and exponents; the codes are then chosen again, column by column.
+    # Rounding to nearest decides scales and codebooks; the weights are then rounded again, column by column.
     scales = torch.from_numpy(np.broadcast_to(input_scales, weight.shape[1:]).copy())
     widths = [len(each.mean_float) for each in moments]
     covariances = [
@@ -243,15 +244,15 @@ def fit(
         output_scales=output_scales,
         halves=recipe.weight_ends == "halves",
     )
-    units = torch.from_numpy(plain.scale)[:, None] * torch.ones(1, weight.shape[1], dtype=torch.float64)
-    if plain.exponent is not None:
-        units = units * torch.from_numpy(2.0 ** plain.exponent[:, np.arange(weight.shape[1]) // group])
-    parts = zip(torch.split(weight * scales, widths, 1), covariances, torch.split(units, widths, 1), strict=True)
-    rounded = torch.cat([round_columns(*part, 2 ** (bits - 1) - 1) for part in parts], 1)
+    unit = torch.from_numpy(plain.scale)[:, None]
+    largest, first, parts = 2 ** (bits - 1) - 1, 0, []
+    for part, covariance in zip(torch.split(weight * scales / unit, widths, 1), covariances, strict=True):
+        parts.append(round_columns(part, covariance, largest, plain.groups, first))
+        first += part.shape[1]
+    w = torch.cat(parts, 1)
     mean_float, mean_simulated = (torch.cat(part) for part in zip(*((m.mean_float, m.mean_simulated) for m in moments)))
-    corrected = bias + weight @ mean_float - (rounded / scales) @ mean_simulated
-    w = np.rint((rounded / torch.from_numpy(plain.scale)[:, None]).numpy()).astype(np.int8)
-    return QuantizedLinear(w, plain.scale, _integer_bias(corrected.numpy(), plain.scale), plain.exponent)
+    corrected = bias + weight @ mean_float - (w * unit / scales) @ mean_simulated
+    return QuantizedLinear(w.numpy().astype(np.int8), plain.scale, _integer_bias(corrected.numpy(), plain.scale), plain.groups)
 
 
 def _integer_bias(bias: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -260,34 +261,33 @@ def _integer_bias(bias: NDArray[np.float64], scale: NDArray[np.float64]) -> NDAr
     return found
 
 
-def round_columns(values: Tensor, covariance: Tensor, units: Tensor, largest: int) -> Tensor:
-    """Round values [O, K] to multiples of units [O, K], |code| <= largest, so that the error of values @ x is small.
+def round_columns(units: Tensor, covariance: Tensor, largest: int, groups: Groups | None = None, offset: int = 0) -> Tensor:
+    """Round weights [O, K], in units of their row's scale, so that the error of units @ x is small; see weights.rounded.
 
-    covariance: covariance of the inputs x, [K, K]
+    covariance: covariance of the inputs x, [K, K]   offset: the first column's index in the layer
     Columns whose inputs have a large variance come first; the error of each column is distributed over the columns after it by
     the Cholesky factor of the inverse covariance.
     """
-    size = values.shape[1]
+    size = units.shape[1]
     mean = float(covariance.diagonal().mean())
     if mean <= 0:
-        return (values / units + 0.5).floor().clamp(-largest, largest) * units
+        return rounded(units, largest, groups, offset)
     order = torch.argsort(covariance.diagonal(), descending=True, stable=True)
     factor = _factor(covariance[order][:, order], mean)
     # Columns are stored as rows, so that all elements of a column are adjacent in memory.
-    left, unit = values.T[order].contiguous(), units.T[order].contiguous()
-    rounded = torch.empty_like(left)
+    left = units.T[order].contiguous()
+    found = torch.empty_like(left)
     for first in range(0, size, BLOCK):
         last = min(first + BLOCK, size)
         block, errors = left[first:last], torch.empty_like(left[first:last])
         inner = factor[first:last, first:last]
         for k in range(last - first):
-            step = unit[first + k]
-            column = (block[k] / step + 0.5).floor_().clamp_(-largest, largest).mul_(step)
-            rounded[first + k] = column
+            column = rounded(block[k, :, None], largest, groups, offset + int(order[first + k]))[:, 0]
+            found[first + k] = column
             torch.div(block[k] - column, inner[k, k], out=errors[k])
             block[k + 1 :].addr_(inner[k, k + 1 :], errors[k], alpha=-1)
         left[last:] -= factor[first:last, last:].T @ errors
-    return rounded[torch.argsort(order)].T.contiguous()
+    return found[torch.argsort(order)].T.contiguous()
 
 
 def _factor(covariance: Tensor, mean: float) -> Tensor:

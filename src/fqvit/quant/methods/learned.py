@@ -16,9 +16,10 @@ from fqvit.models import layers
 from fqvit.quant.channels import GELU_DEPTH, on_grid
 from fqvit.quant.methods.fakequant import fake_quantize, fake_quantize_grid, straight_through
 from fqvit.quant.qparams import QParams
-from fqvit.quant.weights import QuantizedLinear, to_short
+from fqvit.quant.weights import QuantizedLinear, rounded, to_short
 
-NEAR = 0.45  # a weight starts at most this far from its given code, so that it is first rounded to that code
+# Weights start at least this share of their rounding interval away from its ends, so that they are first rounded as given.
+MARGIN = 0.05
 
 
 class SiteParameters:
@@ -80,41 +81,42 @@ class SiteParameters:
 
 
 class LayerParameters:
-    """The learned weights of a linear layer: codes = clip(round(W * input_scale / unit + move)), unit = scale * 2^exponent."""
+    """The learned weights of a linear layer: rounded(W * input_scale / scale + move * step), in units of scale.
 
-    def __init__(
-        self, leaf: layers.Linear, start: QuantizedLinear, bits: int, group: int, scales: Tensor, spread: float
-    ) -> None:
+    step: the mean distance between neighbouring levels of a weight's codebook; 1 without groups
+    """
+
+    def __init__(self, leaf: layers.Linear, start: QuantizedLinear, bits: int, scales: Tensor, spread: float) -> None:
         self.weight = leaf.weight.detach().float()
-        self.largest = 2 ** (bits - 1) - 1
-        self.exponent = start.exponent
-        self.units = torch.ones(1, 1)
-        if start.exponent is not None:
-            index = np.arange(self.weight.shape[1]) // group
-            self.units = torch.from_numpy(2.0 ** start.exponent[:, index].astype(np.float64)).float()
+        self.groups, self.largest = start.groups, 2 ** (bits - 1) - 1
+        w = torch.from_numpy(start.w.astype(np.float64)).float()
+        if start.groups is None:
+            self.step, (low, high) = torch.ones(1, 1), (w - 0.5, w + 0.5)
+            self.extent = torch.tensor(-self.largest - 0.5), torch.tensor(self.largest + 0.5)
+        else:
+            self.step, (low, high) = start.groups.steps(w.shape[1]), start.groups.cells(start.w)
+            self.extent = start.groups.extent(w.shape[1])
         self.first = torch.from_numpy(start.scale).float()[:, None]
         self.logs = torch.zeros_like(self.first, requires_grad=True)
-        codes = torch.from_numpy(start.w.astype(np.float64)).float() / self.units
-        exact = self.weight * scales / (self.first * self.units)
-        self.move = (exact.clamp(codes - NEAR, codes + NEAR) - exact).requires_grad_()
+        exact = self.weight * scales / self.first
+        margin = MARGIN * (high - low)
+        self.move = ((exact.clamp(low + margin, high - margin) - exact) / self.step).requires_grad_()
         self.bias0 = torch.from_numpy(start.bias * start.scale).float()
         self.spread = spread
         self.shift = torch.zeros_like(self.bias0, requires_grad=True)
 
-    def codes(self, scales: Tensor) -> Tensor:
-        exact = self.weight * scales / (self.first * self.logs.exp() * self.units) + self.move
-        return straight_through(exact, exact.round()).clamp(-self.largest, self.largest)
+    def levels(self, scales: Tensor) -> Tensor:
+        exact = self.weight * scales / (self.first * self.logs.exp()) + self.move * self.step
+        return straight_through(exact.clamp(*self.extent), rounded(exact.detach(), self.largest, self.groups))
 
     def decoded(self, scales: Tensor) -> tuple[Tensor, Tensor]:
-        weight = self.codes(scales) * (self.first * self.logs.exp() * self.units) / scales
+        weight = self.levels(scales) * (self.first * self.logs.exp()) / scales
         return weight, self.bias0 + self.shift * self.spread
 
     @torch.no_grad()
     def result(self, scales: Tensor, output_scales: NDArray[np.float64] | None) -> QuantizedLinear:
-        w = (self.codes(scales) * self.units).round().numpy().astype(np.int8)
+        w = self.levels(scales).round().numpy().astype(np.int8)
         scale = (self.first * self.logs.exp())[:, 0].double().numpy()
         scale = scale if output_scales is None else to_short(scale, output_scales)
-        bias = (self.bias0 + self.shift * self.spread).double().numpy()
-        return QuantizedLinear(
-            w, scale, np.floor(np.clip(bias / scale, -(2.0**30), 2.0**30) + 0.5).astype(np.int64), self.exponent
-        )
+        bias = np.clip((self.bias0 + self.shift * self.spread).double().numpy() / scale, -(2.0**30), 2.0**30)
+        return QuantizedLinear(w, scale, np.floor(bias + 0.5).astype(np.int64), self.groups)

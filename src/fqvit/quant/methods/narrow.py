@@ -22,11 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fqvit.ir.packing import row_bytes
+from fqvit.ir.packing import GROUP_BITS, row_bytes
 from fqvit.models import layers
 from fqvit.models.graph import Node
 from fqvit.models.load import FloatModel
 from fqvit.quant.calibration import Calibration, Choice, Narrowed
+from fqvit.quant.codebooks import number_of_codebooks
 from fqvit.quant.methods import auto
 from fqvit.quant.methods.compensate import compensate
 from fqvit.quant.recipe import Recipe
@@ -206,11 +207,14 @@ def with_layers(calibration: Calibration, names: Sequence[str], width: int) -> C
 
 
 def weight_bytes(recipe: Recipe, node: Node) -> int:
-    """Return the bytes of a layer's packed weights and exponents."""
+    """Return the bytes of a layer's packed weights and codebooks."""
     assert isinstance(node.leaf, LinearLeaf)
     (outputs, inputs), (bits, group) = weight_rows(node.leaf)[0].shape, bits_and_group(recipe, node)
-    exponents = row_bytes(-(-inputs // group), 4) if group else 0
-    return int(outputs * (row_bytes(inputs, 4 if group else bits) + exponents))
+    if group == 0:
+        return int(outputs * row_bytes(inputs, bits))
+    groups = -(-inputs // group)
+    codebooks = number_of_codebooks(outputs * groups) * 2**bits
+    return int(outputs * (row_bytes(inputs, bits) + row_bytes(groups, GROUP_BITS)) + codebooks)
 
 
 def hull(points: Sequence[tuple[int, float]]) -> list[int]:

@@ -60,9 +60,9 @@ class Trainable:
         for node in self.nodes:
             if node.name in chosen:
                 assert isinstance(node.leaf, layers.Linear)
-                bits, group = bits_and_group(simulation.calibration.recipe, node)
+                bits, _ = bits_and_group(simulation.calibration.recipe, node)
                 scales = self._known_scales(node)
-                self.linears[node.name] = LayerParameters(node.leaf, chosen[node.name], bits, group, scales, spread[node.name])
+                self.linears[node.name] = LayerParameters(node.leaf, chosen[node.name], bits, scales, spread[node.name])
 
     def call(self, node: Node, inputs: list[Tensor]) -> Tensor:
         """Compute a learned layer with its weights as they are now, or another node in float; see Graph.run."""
