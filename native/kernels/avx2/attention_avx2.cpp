@@ -136,7 +136,7 @@ FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, const Ke
         }
         store(to.terms + t, _mm256_mullo_epi32(_mm256_add_epi32(sum, shift), q_zero));
         const auto panel = static_cast<std::size_t>(t / TILE_COLUMNS), entries = static_cast<std::size_t>(2 * count);
-        to.blocks[panel] = {0, 0, panel * entries, panel * entries * sizeof(__m256i)};
+        to.blocks[panel] = {0, 0, 0, static_cast<std::uint32_t>(panel * entries), panel * entries * sizeof(__m256i)};
         pack_key_quads(quads, count, to.blocks[panel], to);
     }
 }
