@@ -120,7 +120,7 @@ FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, const Ke
     const __m256i flip = _mm256_set1_epi8(-128), ones = _mm256_set1_epi8(1), pairs = _mm256_set1_epi16(1);
     const __m256i shift = _mm256_set1_epi32(width * (128 - head.k_zero)), q_zero = _mm256_set1_epi32(-head.q_zero);
     __m256i quads[MAX_WIDTH / 4 + 8];
-    for (std::int64_t t = 0; t < round_up(head.tokens, COLUMNS); t += TILE_COLUMNS) {
+    for (std::int64_t t = 0; t < head.tokens; t += TILE_COLUMNS) {
         __m256i sum = _mm256_setzero_si256();
         for (int c = 0; c < width; c += 32) {
             __m256i m[8];
@@ -196,7 +196,8 @@ FQVIT_AVX2 void compute_scores(const Attention& head, std::int64_t mult, int shi
     // Several panels at a time, before their codes, as in Linear::run.
     for (std::int64_t first = 0; first < panels; first += SCORE_PANELS) {
         const std::int64_t last = std::min(panels, first + SCORE_PANELS);
-        for (std::int64_t panel = first; panel < last; ++panel) {
+        // If the last panel has only padding, its codes are replaced by zeros below.
+        for (std::int64_t panel = first; panel < last && panel * TILE_COLUMNS < head.tokens; ++panel) {
             const KBlock& block = keys.blocks[panel];
             MULTIPLY_QUADS[rows](block, queries, keys.offsets + block.offsets, keys.weights + block.weights,
                                  keys.terms + panel * TILE_COLUMNS, rows, tile + (panel - first) * PANEL);
