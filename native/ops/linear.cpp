@@ -195,7 +195,7 @@ std::int64_t Linear::items() const { return wide_in_ ? rows_ : row_blocks_ * pan
 // one), then the gathered rows of a fused take.
 std::size_t Linear::scratch() const {
     const bool several_k_blocks = weights_->packed != nullptr && weights_->packed->k_blocks() > 1;
-    const std::int64_t tiles = several_k_blocks ? (panels_ + panel_groups_ - 1) / panel_groups_ : 1;
+    const std::int64_t tiles = several_k_blocks ? (panels_ + panel_groups_ - 1) / panel_groups_ : tiles_per_call();
     const std::size_t gathered = take_ == nullptr ? 0 : static_cast<std::size_t>(weights_->gemm->rows * inputs_);
     return round_up(weights_->gemm->block_bytes(inputs_), std::size_t{64}) +
            static_cast<std::size_t>(tiles * tile_) * sizeof(std::int32_t) + gathered;
@@ -240,16 +240,19 @@ void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
         }
         const std::int64_t first = panels_ * group / panel_groups_, last = panels_ * (group + 1) / panel_groups_;
         const int last_k_block = packed.k_blocks() - 1;
-        const std::int64_t tile = last_k_block == 0 ? 0 : tile_;  // with one K-block, the tiles share their memory
         for (int k_block = 0; k_block < last_k_block; ++k_block) {
-            packed.multiply_k_block(k_block, first, last, block, count, acc, tile);
+            packed.multiply_k_block(k_block, first, last, block, count, acc, tile_);
         }
-        for (std::int64_t panel = first; panel < last; ++panel) {
-            std::int32_t* sums = acc + (panel - first) * tile;
-            packed.multiply_k_block(last_k_block, panel, panel + 1, block, count, sums, tile);
-            const std::int64_t channel = panel * gemm.columns;
-            const int valid = static_cast<int>(std::min<std::int64_t>(gemm.columns, outputs_ - channel));
-            kernels_->epilogue(epilogue, {sums, count, gemm.columns, valid, row, channel, outputs_}, frame[output]);
+        for (std::int64_t panel = first, end = first; panel < last; panel = end) {
+            end = std::min(last, panel + tiles_per_call());
+            // With one K-block, the tiles of all calls share their memory.
+            std::int32_t* sums = acc + (last_k_block == 0 ? 0 : (panel - first) * tile_);
+            packed.multiply_k_block(last_k_block, panel, end, block, count, sums, tile_);
+            for (std::int64_t i = panel; i < end; ++i, sums += tile_) {
+                const std::int64_t channel = i * gemm.columns;
+                const int valid = static_cast<int>(std::min<std::int64_t>(gemm.columns, outputs_ - channel));
+                kernels_->epilogue(epilogue, {sums, count, gemm.columns, valid, row, channel, outputs_}, frame[output]);
+            }
         }
     }
 }

@@ -28,7 +28,7 @@ namespace {
 using namespace avx2;
 
 constexpr int ROWS = TILE_ROWS, COLUMNS = 16;
-constexpr int SCORE_PANELS = 4;  // panels of keys whose scores are computed together
+constexpr std::int64_t SCORE_PANELS = 16;  // panels of keys whose scores are computed together
 constexpr int PANEL = ROWS * TILE_COLUMNS;
 static_assert(VALUE_COLUMNS <= SCORE_PANELS * TILE_COLUMNS);  // both products use the same tile
 constexpr std::int64_t MAX_WIDTH = 1024;
@@ -120,7 +120,7 @@ FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, const Ke
     const __m256i flip = _mm256_set1_epi8(-128), ones = _mm256_set1_epi8(1), pairs = _mm256_set1_epi16(1);
     const __m256i shift = _mm256_set1_epi32(width * (128 - head.k_zero)), q_zero = _mm256_set1_epi32(-head.q_zero);
     __m256i quads[MAX_WIDTH / 4 + 8];
-    for (std::int64_t t = 0; t < round_up(head.tokens, COLUMNS); t += TILE_COLUMNS) {
+    for (std::int64_t t = 0; t < head.tokens; t += TILE_COLUMNS) {
         __m256i sum = _mm256_setzero_si256();
         for (int c = 0; c < width; c += 32) {
             __m256i m[8];
@@ -136,7 +136,7 @@ FQVIT_AVX2 void pack_keys(const Attention& head, const std::uint8_t* k, const Ke
         }
         store(to.terms + t, _mm256_mullo_epi32(_mm256_add_epi32(sum, shift), q_zero));
         const auto panel = static_cast<std::size_t>(t / TILE_COLUMNS), entries = static_cast<std::size_t>(2 * count);
-        to.blocks[panel] = {0, 0, panel * entries, panel * entries * sizeof(__m256i)};
+        to.blocks[panel] = {0, 0, 0, static_cast<std::uint32_t>(panel * entries), panel * entries * sizeof(__m256i)};
         pack_key_quads(quads, count, to.blocks[panel], to);
     }
 }
@@ -193,30 +193,35 @@ FQVIT_AVX2 void compute_scores(const Attention& head, std::int64_t mult, int shi
         half[r] = (std::int64_t{1} << (shift - 1)) + (bias == nullptr ? row_terms[r] * mult : 0);
     }
     const std::int64_t stride = round_up(head.tokens, COLUMNS), panels = stride / TILE_COLUMNS;
+    // Several panels at a time, before their codes, as in Linear::run.
     for (std::int64_t first = 0; first < panels; first += SCORE_PANELS) {
-        const std::int64_t t = first * TILE_COLUMNS;
-        const int count = static_cast<int>(std::min<std::int64_t>(SCORE_PANELS, panels - first));  // 2 or 4
-        for (int panel = 0; panel < count; ++panel) {
-            const KBlock& block = keys.blocks[first + panel];
+        const std::int64_t last = std::min(panels, first + SCORE_PANELS);
+        // If the last panel has only padding, its codes are replaced by zeros below.
+        for (std::int64_t panel = first; panel < last && panel * TILE_COLUMNS < head.tokens; ++panel) {
+            const KBlock& block = keys.blocks[panel];
             MULTIPLY_QUADS[rows](block, queries, keys.offsets + block.offsets, keys.weights + block.weights,
-                                 keys.terms + t + panel * TILE_COLUMNS, rows, tile + panel * PANEL);
+                                 keys.terms + panel * TILE_COLUMNS, rows, tile + (panel - first) * PANEL);
         }
-        for (int r = 0; r < rows; ++r) {
-            const std::int32_t* at = tile + r * TILE_COLUMNS;
-            __m256i v0 = load(at), v1 = load(at + PANEL), v2 = _mm256_setzero_si256(), v3 = v2;
-            if (count > 2) v2 = load(at + 2 * PANEL), v3 = load(at + 3 * PANEL);
-            if (bias != nullptr) {
-                const __m256i term = _mm256_set1_epi32(row_terms[r]);
-                const std::int32_t* b = bias + r * stride + t;
-                v0 = _mm256_add_epi32(v0, _mm256_add_epi32(load(b), term));
-                v1 = _mm256_add_epi32(v1, _mm256_add_epi32(load(b + 8), term));
-                if (count > 2) {
-                    v2 = _mm256_add_epi32(v2, _mm256_add_epi32(load(b + 16), term));
-                    v3 = _mm256_add_epi32(v3, _mm256_add_epi32(load(b + 24), term));
+        for (std::int64_t panel = first; panel < last; panel += 4) {
+            const std::int64_t t = panel * TILE_COLUMNS;
+            const bool four = last - panel >= 4;  // else 2
+            for (int r = 0; r < rows; ++r) {
+                const std::int32_t* at = tile + (panel - first) * PANEL + r * TILE_COLUMNS;
+                __m256i v0 = load(at), v1 = load(at + PANEL), v2 = _mm256_setzero_si256(), v3 = v2;
+                if (four) v2 = load(at + 2 * PANEL), v3 = load(at + 3 * PANEL);
+                if (bias != nullptr) {
+                    const __m256i term = _mm256_set1_epi32(row_terms[r]);
+                    const std::int32_t* b = bias + r * stride + t;
+                    v0 = _mm256_add_epi32(v0, _mm256_add_epi32(load(b), term));
+                    v1 = _mm256_add_epi32(v1, _mm256_add_epi32(load(b + 8), term));
+                    if (four) {
+                        v2 = _mm256_add_epi32(v2, _mm256_add_epi32(load(b + 16), term));
+                        v3 = _mm256_add_epi32(v3, _mm256_add_epi32(load(b + 24), term));
+                    }
                 }
+                const __m256i codes = to_codes(v0, v1, v2, v3, mults, _mm256_set1_epi64x(half[r]));
+                store(scores + r * S_STRIDE + t, codes);
             }
-            const __m256i codes = to_codes(v0, v1, v2, v3, mults, _mm256_set1_epi64x(half[r]));
-            store(scores + r * S_STRIDE + t, codes);
         }
     }
     for (int r = 0; r < rows; ++r) std::memset(scores + r * S_STRIDE + head.tokens, 0, 32);

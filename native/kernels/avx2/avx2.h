@@ -82,6 +82,16 @@ FQVIT_INLINE __m256i from_u16(const std::uint16_t* p) {
     return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
+// Returns the largest byte.
+FQVIT_INLINE std::uint8_t maximum(__m256i v) {
+    __m128i m = _mm_max_epu8(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    m = _mm_max_epu8(m, _mm_srli_si128(m, 8));
+    m = _mm_max_epu8(m, _mm_srli_si128(m, 4));
+    m = _mm_max_epu8(m, _mm_srli_si128(m, 2));
+    m = _mm_max_epu8(m, _mm_srli_si128(m, 1));
+    return static_cast<std::uint8_t>(_mm_cvtsi128_si32(m));
+}
+
 // Transposes an 8 x 8 matrix of 32-bit elements.
 FQVIT_INLINE void transpose(__m256i (&m)[8]) {
     __m256i t[8], u[8];

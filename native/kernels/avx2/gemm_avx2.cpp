@@ -2,9 +2,9 @@
 //
 // vpmaddubsw multiplies 32 pairs of bytes and adds adjacent products in i16, saturating. Activations are at most 255,
 // so the sum in a lane is exact if its positive weights add up to at most 128 and its negative ones to at least -128,
-// because 255 * 128 < 2^15. If the four weights that two instructions put into a lane meet this limit together, vpaddw
-// can add the two results in i16 before one vpmaddwd widens them to i32. Trained weights rarely meet the limit in their
-// original order, so packing rearranges them for each panel of 8 outputs:
+// because 255 * 128 < 2^15. If the weights that two or three instructions put into a lane meet this limit together,
+// vpaddw can add their results in i16 before one vpmaddwd widens them to i32. Trained weights rarely meet the limit in
+// their original order, so packing rearranges them for each panel of 8 outputs:
 //  - Inputs are packed in quads k..k+3. The block of activations stores each quad in a cell of 16 bytes, which holds
 //    every input several times, as x or as its complement 255 - x. At 11 offsets, four adjacent bytes, called a window,
 //    hold all inputs of the quad. Windows differ in how they pair the inputs, and in which of them are complemented.
@@ -12,10 +12,11 @@
 //    sign in a lane exceed the limit, but not if one of them is negated. The terms 255 * w are added up while packing,
 //    and accumulators start with them.
 //  - A quad that meets the limit in no window is split into two quads: weights clipped to the limit, and the rest.
-//  - Two quads that meet the limit together form a double (per row 5 arithmetic instructions for 64 products);
-//    a quad without a partner is a single (3 instructions for 32 products).
+//  - Quads that meet the limit together form a group: a triple (per row 7 arithmetic instructions for 96 products) or a
+//    double (5 for 64 products); a quad without a partner is a single (3 for 32 products). Multiplications limit the
+//    speed: a triple has 4, a double 3 and a single 2.
 //    A list of offsets tells the micro-kernel which four bytes to broadcast.
-// Packing checks every single and double against the limit, so nothing saturates for any activations.
+// Packing checks every group against the limit, so nothing saturates for any activations.
 //
 // Tile: 11 rows x 8 columns. 11 accumulators, 2 vectors of weights, 1 of ones, 2 temporaries: all 16 registers.
 // K-block: 96 quads (384 inputs), 16.5 KiB of packed activations.
@@ -39,7 +40,7 @@ namespace {
 using namespace avx2;
 
 constexpr int ROWS = TILE_ROWS, COLUMNS = TILE_COLUMNS;
-constexpr int MAX_CANDIDATES = 40;  // partners tried per quad
+constexpr int MAX_THIRDS = 24;  // quads that are tried as the third of a group, the smallest ones
 static_assert(ROWS * COLUMNS <= MAX_TILE && K_BLOCK * QUAD <= 65536);
 
 // For each byte of a cell: the number of its input, and 255 if the complement 255 - x is stored, otherwise 0.
@@ -74,7 +75,6 @@ struct Quad {
     std::uint32_t size;          // sum of |w|; large quads look for a partner first
     std::uint16_t number;        // index in its K-block
     std::uint16_t fits;          // bit i: window i meets the limit
-    bool used;
 };
 
 FQVIT_INLINE __m256i set_quads(std::uint32_t bytes) { return _mm256_set1_epi32(static_cast<int>(bytes)); }
@@ -111,16 +111,38 @@ FQVIT_AVX2 void measure(Quad& quad) {
     quad.size = static_cast<std::uint32_t>(_mm_cvtsi128_si32(half) + _mm_extract_epi32(half, 2));
 }
 
-// Finds windows in which both quads can be added in i16.
-FQVIT_INLINE bool match(const Quad& a, const Quad& b, int& window_a, int& window_b) {
-    for (unsigned left = a.fits; left != 0; left &= left - 1) {
+// Quads that are added in i16, and the sums of their lanes.
+struct Group {
+    const Quad* quads[3];
+    int windows[3], size;
+    __m256i sums;
+};
+
+// Adds a quad to a group of one, if there are windows in which both meet the limit. Takes the windows with the smallest
+// largest sum, because these are most likely to leave room for a third quad.
+FQVIT_AVX2 bool add_second(Group& group, const Quad& second) {
+    const Quad& first = *group.quads[0];
+    __m256i limit = _mm256_set1_epi8(static_cast<char>(LIMIT));
+    for (unsigned left = first.fits; left != 0; left &= left - 1) {
         const int i = __builtin_ctz(left);
-        for (unsigned right = b.fits; right != 0; right &= right - 1) {
+        for (unsigned right = second.fits; right != 0; right &= right - 1) {
             const int j = __builtin_ctz(right);
-            if (!within_limit(_mm256_adds_epu8(a.sums[i], b.sums[j]))) continue;
-            window_a = i, window_b = j;
-            return true;
+            const __m256i sums = _mm256_adds_epu8(first.sums[i], second.sums[j]), over = _mm256_subs_epu8(sums, limit);
+            if (_mm256_testz_si256(over, over) == 0) continue;
+            group = {{&first, &second, nullptr}, {i, j, 0}, 2, sums};
+            limit = _mm256_subs_epu8(_mm256_set1_epi8(static_cast<char>(maximum(sums))), _mm256_set1_epi8(1));
         }
+    }
+    return group.size == 2;
+}
+
+// Adds a quad to a group of two if the three meet the limit.
+FQVIT_AVX2 bool add_third(Group& group, const Quad& third) {
+    for (unsigned windows = third.fits; windows != 0; windows &= windows - 1) {
+        const int window = __builtin_ctz(windows);
+        if (!within_limit(_mm256_adds_epu8(group.sums, third.sums[window]))) continue;
+        group.quads[2] = &third, group.windows[2] = window, group.size = 3;
+        return true;
     }
     return false;
 }
@@ -188,7 +210,7 @@ private:
         const std::int64_t columns = std::min<std::int64_t>(COLUMNS, outputs - first);
         for (int number = 0; number < count; ++number) {
             Quad quad;
-            quad.number = static_cast<std::uint16_t>(number), quad.used = false;
+            quad.number = static_cast<std::uint16_t>(number);
             const std::int64_t k = (first_quad + number) * 4, length = std::min<std::int64_t>(4, inputs_ - k);
             alignas(32) std::int8_t bytes[COLUMNS][4] = {};
             for (std::int64_t c = 0; c < columns; ++c) {
@@ -206,43 +228,48 @@ private:
             order_.push_back(~quads_[i].size << 16 | static_cast<std::uint32_t>(i));
         }
         std::sort(order_.begin(), order_.end());
-        KBlock k_block{0, 0, offsets_.size(), weights_.size()};
+        group_quads();
         panel_start_ = start_.data() + first;
-        singles_.clear();
-        for (std::size_t i = 0; i < order_.size(); ++i) {
-            Quad& quad = at(i);
-            if (quad.used) continue;
-            if (emit_double(i)) {
-                ++k_block.doubles;
-            } else {
-                singles_.push_back(&quad);
+        KBlock k_block{0, 0, 0, static_cast<std::uint32_t>(offsets_.size()), weights_.size()};
+        const auto emit_groups = [&](int size) FQVIT_AVX2 {
+            std::uint32_t count = 0;
+            for (const Group& group : groups_) {
+                if (group.size != size) continue;
+                for (int i = 0; i < size; ++i) emit(*group.quads[i], group.windows[i]);
+                ++count;
             }
-        }
-        for (const Quad* quad : singles_) {
-            emit(*quad, __builtin_ctz(quad->fits));
-            ++k_block.singles;
-        }
+            return count;
+        };
+        k_block.triples = emit_groups(3), k_block.doubles = emit_groups(2), k_block.singles = emit_groups(1);
         list_.push_back(k_block);
     }
 
-    Quad& at(std::size_t i) { return quads_[order_[i] & 0xffff]; }
-
-    // Looks for a partner of the i-th quad, smallest first: small quads match most others, so few candidates are tried.
-    FQVIT_AVX2 bool emit_double(std::size_t i) {
-        int candidates = 0, window = 0, other_window = 0;
-        const Quad& quad = at(i);
-        while (order_.size() > i + 1 && at(order_.size() - 1).used) order_.pop_back();
-        for (std::size_t j = order_.size() - 1; j > i && candidates < MAX_CANDIDATES; --j) {
-            Quad& other = at(j);
-            if (other.used) continue;
-            ++candidates;
-            if (!match(quad, other, window, other_window)) continue;
-            other.used = true;
-            emit(quad, window);
-            emit(other, other_window);
-            return true;
+    // Finds a quad for which add(quad) succeeds, in order_ from `start` on, and removes it from order_.
+    template <class Add>
+    FQVIT_INLINE void take(std::ptrdiff_t start, Add&& add) {
+        for (auto at = order_.begin() + start; at != order_.end(); ++at) {
+            if (!add(quads_[*at & 0xffff])) continue;
+            order_.erase(at);
+            return;
         }
-        return false;
+    }
+
+    // Makes groups of quads that meet the limit together. The largest quads come first, because few others match them,
+    // and take the largest one that matches, because small quads match most others and are needed last.
+    FQVIT_AVX2 void group_quads() {
+        groups_.clear();
+        while (!order_.empty()) {
+            const Quad& quad = quads_[order_[0] & 0xffff];
+            order_.erase(order_.begin());
+            Group group = {{&quad}, {__builtin_ctz(quad.fits)}, 1, {}};
+            take(0, [&](const Quad& second) FQVIT_AVX2 { return add_second(group, second); });
+            const auto start = static_cast<std::ptrdiff_t>(order_.size()) - MAX_THIRDS;
+            if (group.size == 2) {
+                take(std::max<std::ptrdiff_t>(start, 0),
+                     [&](const Quad& third) FQVIT_AVX2 { return add_third(group, third); });
+            }
+            groups_.push_back(group);
+        }
     }
 
     FQVIT_AVX2 void emit(const Quad& quad, int window) {
@@ -267,7 +294,7 @@ private:
     std::int32_t* panel_start_ = nullptr;
     AlignedVector<Quad> quads_;
     std::vector<std::uint32_t> order_;
-    std::vector<const Quad*> singles_;
+    AlignedVector<Group> groups_;
 };
 
 class GemmAvx2 final : public Gemm {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "kernels/avx2/avx2.h"
@@ -53,6 +54,31 @@ FQVIT_INLINE void add_doubles(__m256i (&acc)[sizeof...(r)], const std::uint8_t* 
     (add_double<r>(acc[r], block, o[0], o[1], wa, wb, ones), ...);
 }
 
+// acc += three quads of row r.
+template <int r>
+FQVIT_INLINE void add_triple(__m256i& acc, const std::uint8_t* block, const std::uint16_t* o, const __m256i (&w)[3],
+                             __m256i ones) {
+    const auto product = [&](int i) FQVIT_AVX2 {
+        std::int32_t quad;
+        std::memcpy(&quad, block + o[i] + CELL * r, sizeof quad);
+        return _mm256_maddubs_epi16(_mm256_set1_epi32(quad), w[i]);
+    };
+    const __m256i sum = _mm256_add_epi16(_mm256_add_epi16(product(0), product(1)), product(2));
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(sum, ones));
+}
+
+template <int... r>
+FQVIT_INLINE void add_triples(__m256i (&acc)[sizeof...(r)], const std::uint8_t* block, const std::uint16_t* o,
+                              const std::int8_t* w, __m256i ones) {
+    // One register more than there are: compilers keep two accumulators in memory, which is faster than reading the
+    // third vector of weights once per row.
+    const auto* from = reinterpret_cast<const __m256i*>(w);
+    const __m256i weights[] = {_mm256_load_si256(from), _mm256_load_si256(from + 1), _mm256_load_si256(from + 2)};
+    _mm_prefetch(reinterpret_cast<const char*>(w) + PREFETCH, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(w) + PREFETCH + 64, _MM_HINT_T0);
+    (add_triple<r>(acc[r], block, o, weights, ones), ...);
+}
+
 // The micro-kernel. rows: the number of rows to store, either all rows or all but the last.
 template <int... r>
 FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const KBlock& k_block, const std::uint8_t* block,
@@ -66,13 +92,8 @@ FQVIT_INLINE void multiply_rows(std::integer_sequence<int, r...>, const KBlock& 
         const __m256i first = load(start);
         ((acc[r] = first), ...);
     }
-    // Two doubles per iteration, because the loop is limited by the number of instructions.
-    std::uint32_t i = k_block.doubles;
-    for (; i >= 2; i -= 2, o += 4, w += 128) {
-        add_doubles<r...>(acc, block, o, w, ones);
-        add_doubles<r...>(acc, block, o + 2, w + 64, ones);
-    }
-    if (i > 0) add_doubles<r...>(acc, block, o, w, ones), o += 2, w += 64;
+    for (std::uint32_t i = k_block.triples; i > 0; --i, o += 3, w += 96) add_triples<r...>(acc, block, o, w, ones);
+    for (std::uint32_t i = k_block.doubles; i > 0; --i, o += 2, w += 64) add_doubles<r...>(acc, block, o, w, ones);
     for (std::uint32_t i = k_block.singles; i > 0; --i, ++o, w += 32) {
         const __m256i wa = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
         (add_single<r>(acc[r], block + o[0], wa, ones), ...);

@@ -72,8 +72,7 @@ FQVIT_AVX2 void epilogue_requantize(const Epilogue& e, const Tile& tile, const s
     if (e.kind == Epilogue::CODES && !e.wide && rows >= 4) {
         // The last four rows may overlap those before them.
         for (int r = 0;; r = r + 4 > rows - 4 ? rows - 4 : r + 4) {
-            __m256i code[4];
-            for (int i = 0; i < 4; ++i) code[i] = requantized(r + i);
+            const __m256i code[] = {requantized(r), requantized(r + 1), requantized(r + 2), requantized(r + 3)};
             store_four_rows(code, q.last, static_cast<std::uint8_t*>(y) + at + r * stride, stride);
             if (r + 4 == rows) return;
         }

@@ -114,6 +114,11 @@ struct ExactStore {
         store_codes(_mm256_sra_epi32(ordered, _mm_cvtsi32_si128(norm.shift - 32)), static_cast<std::int32_t>(norm.last),
                     norm.wide_out, y, at);
     }
+
+    FQVIT_INLINE void operator()(__m256i left, __m256i right, std::int64_t c, void* y, std::int64_t at) const {
+        (*this)(left, c, y, at);
+        (*this)(right, c + LANES, y, at + LANES);
+    }
 };
 
 // Stores the results for the lower bound of t * g + b in quick_norm.h, and records whether the upper bound gives
@@ -130,7 +135,8 @@ struct QuickStore {
           right(_mm_cvtsi32_si128(row.j < 6 ? 6 - row.j : 0)),
           shift(_mm_cvtsi32_si128(n.quick_shift)) {}
 
-    FQVIT_INLINE void operator()(__m256i n, std::int64_t c, void* y, std::int64_t at) {
+    // The results of 8 channels, not clamped.
+    FQVIT_INLINE __m256i codes(__m256i n, std::int64_t c) {
         const __m256i scaled = _mm256_sra_epi32(_mm256_sll_epi32(n, left), right), g = load(norm.quick_g + c);
         const __m256i even = _mm256_srli_epi64(_mm256_mul_epi32(scaled, rho), 32);
         const __m256i odd = _mm256_srli_epi64(_mm256_mul_epi32(_mm256_srli_epi64(scaled, 32), rho), 32);
@@ -141,11 +147,30 @@ struct QuickStore {
         const __m256i code = _mm256_sra_epi32(halves, shift);
         const __m256i above = _mm256_sra_epi32(_mm256_add_epi32(halves, _mm256_set1_epi32(1)), shift);
         doubt = _mm256_or_si256(doubt, _mm256_xor_si256(code, above));
-        store_codes(code, static_cast<std::int32_t>(norm.last), norm.wide_out, y, at);
+        return code;
+    }
+
+    FQVIT_INLINE void operator()(__m256i n, std::int64_t c, void* y, std::int64_t at) {
+        store_codes(codes(n, c), static_cast<std::int32_t>(norm.last), norm.wide_out, y, at);
+    }
+
+    // The same for 16 channels. u8 codes are saturated and stored together.
+    FQVIT_INLINE void operator()(__m256i left, __m256i right, std::int64_t c, void* y, std::int64_t at) {
+        if (norm.wide_out) {
+            (*this)(left, c, y, at);
+            (*this)(right, c + LANES, y, at + LANES);
+            return;
+        }
+        const __m256i words = _mm256_packs_epi32(codes(left, c), codes(right, c + LANES));
+        const __m256i bytes = _mm256_packus_epi16(words, words);
+        const __m256i ordered = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
+        const __m128i last = _mm_set1_epi8(static_cast<char>(norm.last));
+        auto* out = reinterpret_cast<__m128i*>(static_cast<std::uint8_t*>(y) + at);
+        _mm_storeu_si128(out, _mm_min_epu8(_mm256_castsi256_si128(ordered), last));
     }
 };
 
-// Calls store with n = C * v - M1 of 8 channels at a time.
+// Calls store with n = C * v - M1 of 8 or 16 channels at a time.
 template <class Store>
 FQVIT_INLINE void normalize(const Norm& norm, const NormScale& row, const void* x, void* y, std::int64_t first,
                             Store&& store) {
@@ -163,8 +188,8 @@ FQVIT_INLINE void normalize(const Norm& norm, const NormScale& row, const void* 
         // C < 2^15, so vpmaddwd multiplies the low 16 bits of each lane by C.
         const __m256i left = _mm256_madd_epi16(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(v)), count);
         const __m256i right = _mm256_madd_epi16(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(v, 1)), count);
-        store(_mm256_sub_epi32(left, sum), c, y, first + c);
-        store(_mm256_sub_epi32(right, sum), c + LANES, y, first + c + LANES);
+        const __m256i n_left = _mm256_sub_epi32(left, sum), n_right = _mm256_sub_epi32(right, sum);
+        store(n_left, n_right, c, y, first + c);
     }
 }
 

@@ -17,11 +17,11 @@ constexpr int QUAD = TILE_ROWS * CELL;  // bytes of one quad of all rows
 constexpr int IN_ORDER = 1;             // offset in a cell at which the four inputs are in their original order
 constexpr int LIMIT = 128;              // limit of sums of weights per lane and sign: 255 * 128 < 2^15
 
-// One K-block of one panel: `doubles` pairs of offsets, then `singles` offsets.
+// One K-block of one panel: three offsets per triple, then two per double, then one per single.
 // The weights are in the same order, 32 bytes per quad.
 struct KBlock {
-    std::uint32_t doubles, singles;
-    std::size_t offsets, weights;  // first entry in the arrays of offsets and weights
+    std::uint32_t triples, doubles, singles, offsets;
+    std::size_t weights;  // first entry in the arrays of offsets and weights
 };
 
 // Multiplies the quads of one K-block and adds the products to `start`, i32 [8], in every row, or to the values in

@@ -14,15 +14,6 @@
 
 namespace fqvit::avx2 {
 
-FQVIT_INLINE std::uint8_t maximum(__m256i v) {
-    __m128i m = _mm_max_epu8(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    m = _mm_max_epu8(m, _mm_srli_si128(m, 8));
-    m = _mm_max_epu8(m, _mm_srli_si128(m, 4));
-    m = _mm_max_epu8(m, _mm_srli_si128(m, 2));
-    m = _mm_max_epu8(m, _mm_srli_si128(m, 1));
-    return static_cast<std::uint8_t>(_mm_cvtsi128_si32(m));
-}
-
 // Sets the scores of other regions to 0 and returns the largest score. Scores past the last token are already 0.
 FQVIT_INLINE std::uint8_t mask_and_maximum(std::uint8_t* row, std::int64_t tokens, const std::uint8_t* region,
                                            std::uint8_t query_region) {
