@@ -61,7 +61,30 @@ def variants() -> dict[str, Recipe]:
         "w4: rounded to the nearest": replace(w4, rounding="nearest"),
         "w4: no groups": replace(w4, weight_group=0),
         "fq-vit": paper,
+        **low_variants("w6a6"),
+        **low_variants("w4a4"),
     }
+
+
+def low_variants(name: str) -> dict[str, Recipe]:
+    """Return a recipe with fewer than 8 bits, and single changes of it with weights that are compensated but not learned."""
+    recipe = fqvit.load_recipe(name)
+    base = replace(recipe, rounding="compensated")
+    found = {
+        f"{name}, learned": recipe,
+        f"{name}": base,
+        f"{name}: rounded to the nearest, observed ranges": replace(base, rounding="nearest", ranges="observed", gelu="even"),
+        f"{name}: observed ranges": replace(base, ranges="observed", gelu="even"),
+        f"{name}: evenly spaced GELU codes": replace(base, gelu="even"),
+        f"{name}: attention levels that are powers of two": replace(base, levels="powers"),
+        f"{name}: keys as computed": replace(base, keys="plain"),
+        f"{name}: observed range of scores": replace(base, scores="observed"),
+        f"{name}: one scale for all channels of norms": with_site(base, "norm", observer="minmax"),
+        f"{name}: attention of 8 bits": replace(base, attention_bits=8),
+        f"{name}: neurons doubled": replace(base, mlps="doubled"),
+        f"{name}: weights without groups": replace(base, weight_group=0),
+    }
+    return {row: each for row, each in found.items() if row == name or each != base}
 
 
 @torch.no_grad()

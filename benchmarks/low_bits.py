@@ -25,15 +25,21 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
 
 
+def subset_indices(total: int, size: int, subset: int) -> list[int]:
+    """Return evenly spaced indices, which subset i shifts by i. size 0: all but those with index i modulo 5."""
+    if size == 0:
+        return [i for i in range(total) if i % 5 != subset]
+    spread = 2 * np.linspace(0, (total - 1) // 2, size).astype(int)
+    return ((spread + subset) % total).tolist()
+
+
 def main() -> None:
     parser = model_parser(__doc__, "w6a6,w4,w4a4")
-    parser.add_argument("--subsets", default="0,1,2,3,4", help="comma-separated; subset i is subset 0 shifted by i images")
-    parser.add_argument("--size", type=int, default=256, help="images per subset")
+    parser.add_argument("--subsets", default="0,1,2,3,4", help="comma-separated numbers of subsets, 0 to 4")
+    parser.add_argument("--size", type=int, default=256, help="images per subset; 0: four fifths of all images")
     arguments = parser.parse_args()
     model = fqvit.load_model(arguments.model, arguments.weights)
     folder = fqvit.ImageFolder.unlabelled(arguments.calib, model.preprocess)
-    half = (len(folder) - 1) // 2
-    spread = 2 * np.linspace(0, half, arguments.size).astype(int)
     data = fqvit.ImageFolder.labelled(arguments.data, model.preprocess, model.module.config.classes)
     batches = list(track(data.batches(16), -(-len(data) // 16), "reading"))
     truth = np.concatenate([batch.labels for batch in batches])
@@ -46,7 +52,7 @@ def main() -> None:
         assert method.recipe is not None
         differences, agreements = [], []
         for subset in map(int, arguments.subsets.split(",")):
-            chosen = folder.take(((spread + subset) % len(folder)).tolist())
+            chosen = folder.take(subset_indices(len(folder), arguments.size, subset))
             start = time.process_time()
             calibration = fqvit.calibrate(model, chosen, method.recipe)
             spent = time.process_time() - start

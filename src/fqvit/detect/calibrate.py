@@ -47,6 +47,7 @@ from fqvit.quant.centering import center, key_centers
 from fqvit.quant.methods import auto
 from fqvit.quant.plan import plan, plan_roi_features, recipes_of_parts
 from fqvit.quant.recipe import Recipe, detector_recipe
+from fqvit.quant.rotating import rotate
 from fqvit.quant.weights import check_layers
 from fqvit.system.progress import Progress
 
@@ -125,10 +126,10 @@ class ObservedNetworks(FloatNetworks):
         super().__init__(detector)
         self.sample, self.last = sample, False  # last: whether the current image is the last one
         template = pyramid_model(detector, *SMALLEST)
-        plain = trace(template.module)
+        plain = rotate(trace(template.module), recipes[0])
         self.centers: Centers = key_centers(plain, template.preprocess) if recipes[0].keys != "plain" else {}
         modules = {"pyramid": None, **self.module_heads()}
-        graphs = [center(plain, self.centers) if head is None else trace(head) for head in modules.values()]
+        graphs = [center(plain, self.centers) if head is None else rotate(trace(head), recipes[0]) for head in modules.values()]
         check_layers(graphs, recipes[0])
         every = [recipes_of_parts(graphs, recipe) for recipe in recipes]
         self.parts = {
@@ -145,8 +146,8 @@ class ObservedNetworks(FloatNetworks):
         if self.sample is not None:
             self.sample.add_image(pixels)
         images = torch.from_numpy(normalise_and_pad(pixels, self.settings))[None]
-        graph = center(trace(self.pyramid((images.shape[2], images.shape[3]))), self.centers)
         part = self.parts["pyramid"]
+        graph = center(rotate(trace(self.pyramid((images.shape[2], images.shape[3]))), part.recipes[0]), self.centers)
         coded = self.last and part.recipes[0].last_batch
         call = coded_attention(part.recipes[0], part.sites[0]) if coded else None
         outputs = split_outputs(part.observe(graph, images, call))
@@ -219,7 +220,7 @@ def _finish(
     centers = networks.centers
     if inputs is not None:
         model = pyramid_model(detector, *inputs["pyramid"].shape[1:3])
-        graph, observers = center(trace(model.module), centers), networks.parts["pyramid"].sites
+        graph, observers = center(rotate(trace(model.module), recipe), centers), networks.parts["pyramid"].sites
         where = torch.device("cpu")
         centers = adjust_ranges(graph, model.preprocess, recipe, observers, centers, inputs["pyramid"], where)
     every = {part: each.calibrations(images, centers if part == "pyramid" else {}) for part, each in networks.parts.items()}

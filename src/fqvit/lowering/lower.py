@@ -31,7 +31,7 @@ CODE_KINDS: dict[int, Kind] = {1: "pooled", 2: "tokens", 3: "map"}
 LATER_FIELDS = (
     *("symmetric", "mult", "nonlinear", "intervals", "levels", "keys", "scores", "gelu_floor"),
     *("layer_bits", "widths", "max_size", "ranges", "gelu", "mlps", "outliers", "doubled"),
-    *("extremes", "refine_images"),
+    *("extremes", "refine_images", "heads"),
 )
 
 

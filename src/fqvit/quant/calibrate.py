@@ -50,6 +50,7 @@ from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.points import observation_points
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
 from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from fqvit.quant.rotating import rotate
 from fqvit.quant.simulate import table_softmax
 from fqvit.quant.splitting import choose_outliers, split, split_parts
 from fqvit.quant.weights import check_layers
@@ -208,7 +209,7 @@ def calibrate(
         warnings.warn("calibrate(features=...) is deprecated, use outputs=...", DeprecationWarning, stacklevel=2)
     names = resolve_outputs(module, size, outputs) if outputs else ()
     kind = features or "logits"
-    graph = output_graph(module, size, kind, names)
+    graph = rotate(output_graph(module, size, kind, names), recipe)
     if recipe.max_loss is not None:
         auto.check(kind, names)
     if recipe.max_size is not None and size_of is None:

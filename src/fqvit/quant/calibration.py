@@ -23,6 +23,7 @@ from fqvit.quant.codebooks import Groups
 from fqvit.quant.doubling import choose_doubled, double, double_sites
 from fqvit.quant.qparams import QParams
 from fqvit.quant.recipe import Recipe
+from fqvit.quant.rotating import rotate
 from fqvit.quant.splitting import split
 from fqvit.quant.weights import QuantizedLinear
 
@@ -198,10 +199,11 @@ class Calibration:
     centers: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def graph(self, model: FloatModel) -> Graph:
-        """Trace a model up to the outputs that it was calibrated for, with its centered keys and split MLPs."""
+        """Trace a model up to the outputs that it was calibrated for, with its rotated heads, centered keys and split MLPs."""
         p = model.preprocess
         graph = output_graph(model.module, (p.channels, p.height, p.width), self.features, self.outputs)
-        return double(split(center(graph, self.centers), self.recipe.outliers), self.recipe.doubled)
+        graph = center(rotate(graph, self.recipe), self.centers)
+        return double(split(graph, self.recipe.outliers), self.recipe.doubled)
 
     def to_json(self) -> str:
         """Encode all fields except `choice` as JSON text. Floats survive the round trip exactly."""

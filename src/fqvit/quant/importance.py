@@ -23,7 +23,7 @@ from fqvit.models.layers import Linear, Patches
 from fqvit.models.pixels import normalise
 
 IMAGES = 16  # compute the gradients of at most this many images, evenly spaced,
-SHARE = 4  # and of every SHARE-th image if there are few
+SHARE = 8  # and of every SHARE-th image if there are few
 PROJECTIONS = 2  # random projections per batch
 BATCH = 4
 SEED = 0

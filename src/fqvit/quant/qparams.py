@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+FEW = 32  # with fewer levels, comparing values with every boundary is faster than a binary search
 SCALE_GRID = 2**15  # per-channel scales are multiples of one unit per site; the multiples fit 16 bits
 
 
@@ -95,7 +96,7 @@ class QParams:
             table = grid[torch.bucketize(halves, (grid[1:] + grid[:-1]) / 2, right=True)]
             index = ((x / scales + zeros) * 2).floor_().sub_(first).clamp_(0, len(table) - 1)
             return table.index_select(0, index.flatten().int()).view_as(x)
-        return ((x / scales + 0.5).floor_() + zeros).clamp_(0, self.last)
+        return (x / scales).add_(0.5).floor_().add_(zeros).clamp_(0, self.last)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Dequantize codes [..., C], given in a float dtype."""
@@ -103,10 +104,10 @@ class QParams:
             values = torch.exp2(-codes) if self.octave == 1 else torch.exp2(-codes / self.octave) * float(self.scale[0])
             return values * (codes < self.last) if self.zero_code else values
         if self.levels:
-            weights = torch.tensor(self.levels, dtype=codes.dtype, device=codes.device)[codes.long()]
-            return weights / weights.sum(-1, keepdim=True)
+            weights = torch.tensor(self.levels, dtype=codes.dtype, device=codes.device)[codes.int()]
+            return weights.div_(weights.sum(-1, keepdim=True))
         scales, zeros = self._scales_and_zeros(codes)
-        return (codes - zeros) * scales
+        return (codes - zeros).mul_(scales)
 
     def _scales_and_zeros(self, x: Tensor) -> tuple[Tensor, Tensor]:
         channels = x.shape[-1] if len(self.scale) > 1 else 1  # broadcasting one scale is faster than repeating it
@@ -127,9 +128,14 @@ def log2_encode(p: Tensor, last: int) -> Tensor:
 def relative_encode(p: Tensor, levels: tuple[int, ...]) -> Tensor:
     """Return the code of the level nearest to p / max(p of the row) * max(levels), as the RowCodes op does."""
     codes, bounds = level_bounds(levels)
-    share = p / p.amax(-1, keepdim=True)
-    index = torch.bucketize(share, torch.from_numpy(bounds).to(p.device, p.dtype), right=True)
-    return torch.from_numpy(codes).to(p.device)[index].to(p.dtype)
+    share, ends = p / p.amax(-1, keepdim=True), torch.from_numpy(bounds).to(p.device, p.dtype)
+    if len(bounds) < FEW:
+        index = torch.zeros(share.shape, dtype=torch.uint8, device=p.device)
+        for end in ends.tolist():
+            index += share >= end
+    else:
+        index = torch.bucketize(share, ends, right=True)
+    return torch.from_numpy(codes).to(p.device, p.dtype)[index.int()]
 
 
 def level_bounds(levels: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -70,6 +70,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # centered: the mean key of one image (centering.py); leveled: constants for which the largest scores of all rows are
     # nearly equal (leveling.py).
     keys: Literal["plain", "centered", "leveled"] = "plain"
+    # Q and K of every head as the model computes them, or rotated: all channels have similar ranges (rotating.py).
+    heads: Literal["plain", "rotated"] = "plain"
     # Scores: the range from `observer`, or only the part of it that attention depends on.
     scores: Literal["observed", "attended"] = "observed"
     # With `channels`: V has the observed ranges, or wider ones where these allow finer codes for attention times V (values.py).
@@ -183,13 +185,20 @@ _OURS: dict[str, Any] = {
 }
 # Smaller errors at no cost at run time. Few images are read again, to keep quantizing short.
 _BETTER: dict[str, Any] = {
+    "heads": "rotated",
     "scores": "attended",
     "values": "widened",
     "extremes": "balanced",
     "rounding": "weighted",
-    "refine_images": 32,
+    "refine_images": 24,
 }
-_DEFAULT: dict[str, Any] = {**_OURS, **_BETTER, "levels": "curve-below-8", "gelu_floor": 0.9, "mlps": "split"}
+_DEFAULT: dict[str, Any] = {
+    **_OURS,
+    **_BETTER,
+    "levels": "curve-below-8",
+    "gelu_floor": 0.9,
+    "mlps": "split",
+}
 # `auto` narrows weights to 4 bits, so their rounding needs the statistics of more images.
 _SEARCH: dict[str, Any] = {"rounding": "compensated", "refine_images": 128}
 
@@ -208,6 +217,7 @@ _LOW: dict[str, Any] = {
     "ranges": "least-error",
     "gelu": "spaced",
     "levels": "curve",
+    "heads": "rotated",
     "keys": "leveled",
     "scores": "attended",
     "gelu_floor": 0.0,  # scales of GELU outputs are searched
@@ -220,6 +230,7 @@ _LOW_SITES = {**_OURS["sites"], "scores": SiteRule(bits=8)}
 _W4: dict[str, Any] = {
     "rounding": "reconstructed",
     "ranges": "least-error",
+    "heads": "plain",
     "extremes": "observed",
     "mlps": "whole",
     "refine_images": 256,

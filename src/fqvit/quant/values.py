@@ -33,7 +33,8 @@ from fqvit.quant.observers import Observer
 
 Floats = NDArray[np.float64]
 VALUE = 2  # Q, K and V are the parts 0, 1 and 2 of a joint layer
-IMAGES = 16  # images on which attention is observed, evenly spaced
+IMAGES = 16  # observe attention on at most this many images, evenly spaced,
+SHARE = 3  # and on every SHARE-th image if there are few
 FACTORS = np.geomspace(1.0, 0.1, 47)
 
 
@@ -109,7 +110,7 @@ def _attention_squares(
     graph: Graph, preprocess: Preprocess, images: NDArray[np.uint8], where: torch.device, sites: set[str]
 ) -> dict[str, Floats]:
     """Return the mean over rows of the sum of squared attention, float64 [H] per site."""
-    count = min(IMAGES, len(images))
+    count = min(IMAGES, -(-len(images) // SHARE))
     sums: dict[str, list[Tensor]] = {site: [] for site in sites}
 
     def visit(node: Node, y: Tensor) -> Tensor:
