@@ -222,7 +222,7 @@ _LOW: dict[str, Any] = {
     "scores": "attended",
     "gelu_floor": 0.0,  # scales of GELU outputs are searched
     "extremes": "observed",
-    "mlps": "whole",
+    "mlps": "split",
     "refine_images": 256,
 }
 _LOW_SITES = {**_OURS["sites"], "scores": SiteRule(bits=8)}

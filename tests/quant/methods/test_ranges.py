@@ -103,3 +103,12 @@ def test_rows_are_sampled_evenly() -> None:
     assert sample_rows(batches, 1000).shape == (90, 2)
     few = sample_rows(batches, 10)
     assert few.shape == (10, 2) and few[-1, 0] > 100
+
+
+@pytest.mark.parametrize("bits", [4, 6])
+def test_codes_of_a_neuron_with_a_wide_range_have_the_wanted_bits(bits: int) -> None:
+    x = torch.nn.functional.gelu(220 * torch.rand(400, 1, generator=torch.Generator().manual_seed(0)) ** 3)
+    q = least_error(site("gelu", bits), x, covering(x, "gelu", bits), torch.ones(1), spaced=True)
+    assert q.width == bits and error(x, q) <= error(
+        x, least_error(site("gelu", bits), x, covering(x, "gelu", bits), torch.ones(1))
+    )

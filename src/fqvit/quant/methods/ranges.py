@@ -56,7 +56,8 @@ def least_error(site: SitePlan, rows: Tensor, q: QParams, importance: Tensor, sp
         return _common_factor(rows, q, importance)
     if site.role == "gelu":
         even = _gelu(rows, q, importance, site.k) if len(q.scale) > 1 else _one_scale(rows, q)
-        found = [even, _spaced_gelu(rows, site.bits, importance)] if spaced else [even]
+        other = _spaced_gelu(rows, site.bits, importance) if spaced else None
+        found = [even] if other is None else [even, other]
         return min(found, key=lambda each: float(((each.decode(each.encode(rows)) - rows).square() * importance).sum()))
     if len(q.scale) == 1:
         return _one_scale(rows, q)
@@ -140,25 +141,27 @@ def _gelu(x: Tensor, q: QParams, importance: Tensor, k: int) -> QParams:
     return found
 
 
-def _spaced_gelu(x: Tensor, bits: int, importance: Tensor) -> QParams:
-    """Return 2^bits of the 256 codes of 8 bits, with one scale: dense near 0, where most outputs of GELU are.
+def _spaced_gelu(x: Tensor, bits: int, importance: Tensor) -> QParams | None:
+    """Return 2^bits of the 256 codes of 8 bits, with one scale: dense near 0, where most outputs of GELU are. None: no fit
 
     Codes above the zero point are zero + (255 - zero) * ((1 - bend) * u + bend * u^3) for u in equal steps up to 1; codes
     below it are evenly spaced.
     """
     step = max(1, x.numel() // ELEMENTS)
     values, weights = x.flatten()[::step].contiguous(), importance.expand_as(x).flatten()[::step]
-    widest = float(x.max())
-    best, found = np.inf, QParams(8, np.ones(1), np.zeros(1, np.int64))
-    for top in np.geomspace(1.1, 0.4, 10) * widest:
-        for bend in (0.0, 0.3, 0.5, 0.7, 0.8, 0.9):
-            for negative in sorted({2**bits // 16, 2**bits // 8}):
-                q = _curve(bits, float(top), bend, negative)
-                if q is not None:
-                    error = float(((q.decode(q.encode(values[:, None]))[:, 0] - values).square() * weights).sum())
-                    if error < best:
-                        best, found = error, q
-    return found
+    usual = sorted({2**bits // 16, 2**bits // 8})
+    for counts in (usual, [0]):  # of codes below zero: in a wide range there are too few for the usual ones
+        tried = [
+            q
+            for top in np.geomspace(1.1, 0.4, 10) * float(x.max())
+            for bend in (0.0, 0.3, 0.5, 0.7, 0.8, 0.9)
+            for negative in counts
+            if (q := _curve(bits, float(top), bend, negative)) is not None
+        ]
+        if tried:
+            errors = [float(((q.decode(q.encode(values[:, None]))[:, 0] - values).square() * weights).sum()) for q in tried]
+            return tried[int(np.argmin(errors))]
+    return None
 
 
 def _curve(bits: int, top: float, bend: float, negative: int) -> QParams | None:
