@@ -33,15 +33,15 @@ constexpr Wide multiply(const Wide& a, const Wide& b) {
     return out;
 }
 
-using Table = std::array<std::int64_t, 1 << TABLE_BITS>;
+using Table = std::array<std::uint32_t, 1 << TABLE_BITS>;  // entries are below 2^31
 
 // Returns the powers of `step`, rounded to multiples of 2^-30.
 constexpr Table make_table(const Wide& step) {
     Table table{};
     Wide power{{0, 0, 0, 1 << 24}};
-    for (std::int64_t& entry : table) {
+    for (std::uint32_t& entry : table) {
         const std::uint64_t high = std::uint64_t{power.words[3]} << 32 | power.words[2];  // in units of 2^-56
-        entry = static_cast<std::int64_t>((high + (1 << 25)) >> 26);
+        entry = static_cast<std::uint32_t>((high + (1 << 25)) >> 26);
         power = multiply(power, step);
     }
     return table;
@@ -63,7 +63,9 @@ std::int64_t power_below_one(std::int64_t x) {
 
 Power power_of_two(std::int64_t x) {
     constexpr std::int64_t MASK = (1 << TABLE_BITS) - 1;
-    const auto part = [&](const Table& table, int shift) { return table[static_cast<std::size_t>(x >> shift & MASK)]; };
+    const auto part = [&](const Table& table, int shift) {
+        return std::int64_t{table[static_cast<std::size_t>(x >> shift & MASK)]};
+    };
     std::int64_t mantissa = round_shift(part(HIGH, 2 * TABLE_BITS) * part(MIDDLE, TABLE_BITS), MANTISSA_FRACTION);
     mantissa = round_shift(mantissa * part(LOW, 0), MANTISSA_FRACTION);
     return {std::min(mantissa, 2 * ONE - 1), x >> LOG_FRACTION};

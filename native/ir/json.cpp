@@ -88,7 +88,8 @@ JsonDocument::JsonDocument(std::string_view json, const char* name, JsonRules ru
     Parser parser(*this, rules);
     // The tokenizer would skip a byte order mark and stop at a NUL byte.
     const bool plain = !json.starts_with("\xEF\xBB\xBF") && json.find('\0') == std::string_view::npos;
-    // Not nlohmann::json::sax_parse, which would also compile the readers of binary formats, 20 KB.
+    // nlohmann::json::sax_parse would also compile the readers of binary formats. `detail` is not a public interface:
+    // check this when nlohmann-json is updated.
     nlohmann::detail::parser<nlohmann::json, JsonInput> tokens(JsonInput(json.begin(), json.end()));
     const bool parsed = plain && tokens.sax_parse(&parser);
     require(parsed, name, " is not JSON");

@@ -191,8 +191,8 @@ Linear::Linear(const LinearFields& fields, Scope& scope) : kernels_(scope.kernel
 
 std::int64_t Linear::items() const { return wide_in_ ? rows_ : row_blocks_ * panel_groups_; }
 
-// Scratch: the packed block of rows, then the tiles (one per panel of a group if there are several K-blocks, else only
-// one), then the gathered rows of a fused take.
+// Scratch: the packed block of rows, then the tiles (one per panel of a group if there are several K-blocks, else those
+// of one call), then the gathered rows of a fused take.
 std::size_t Linear::scratch() const {
     const bool several_k_blocks = weights_->packed != nullptr && weights_->packed->k_blocks() > 1;
     const std::int64_t tiles = several_k_blocks ? (panels_ + panel_groups_ - 1) / panel_groups_ : tiles_per_call();
@@ -243,12 +243,12 @@ void Linear::run(Frame frame, std::int64_t begin, std::int64_t end, std::uint8_t
         for (int k_block = 0; k_block < last_k_block; ++k_block) {
             packed.multiply_k_block(k_block, first, last, block, count, acc, tile_);
         }
-        for (std::int64_t panel = first, end = first; panel < last; panel = end) {
-            end = std::min(last, panel + tiles_per_call());
+        for (std::int64_t panel = first, next = first; panel < last; panel = next) {
+            next = std::min(last, panel + tiles_per_call());
             // With one K-block, the tiles of all calls share their memory.
             std::int32_t* sums = acc + (last_k_block == 0 ? 0 : (panel - first) * tile_);
-            packed.multiply_k_block(last_k_block, panel, end, block, count, sums, tile_);
-            for (std::int64_t i = panel; i < end; ++i, sums += tile_) {
+            packed.multiply_k_block(last_k_block, panel, next, block, count, sums, tile_);
+            for (std::int64_t i = panel; i < next; ++i, sums += tile_) {
                 const std::int64_t channel = i * gemm.columns;
                 const int valid = static_cast<int>(std::min<std::int64_t>(gemm.columns, outputs_ - channel));
                 kernels_->epilogue(epilogue, {sums, count, gemm.columns, valid, row, channel, outputs_}, frame[output]);

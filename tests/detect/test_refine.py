@@ -310,7 +310,8 @@ def test_compare_simulates_with_the_weights_of_the_program(name: str, recipe: st
     from fqvit.evaluate.compare_detector import DetectorComparer
 
     comparer = DetectorComparer(program_of(name, recipe), detector_of(name))
-    comparer.add(sample_images()[3], "image")
+    for image in sample_images():  # several, because the smallest maps have few values
+        comparer.add(image, "image")
     for part, found in comparer.result().parts.items():
         for row in found.sites:
             assert row.integer_db is not None and row.simulated_db is not None

@@ -1,11 +1,17 @@
-"""Compile parts of native/ for tests, without CMake and Python headers, each file once per session."""
+"""Compile parts of native/ for tests, without CMake and Python headers, each file once per session.
+
+See also: conftest.py (the compilers), library.py (the whole engine, built with CMake).
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,25 +54,57 @@ def run(*command: str | Path, code: int = 0) -> str:
     return done.stdout
 
 
+def session_folder(factory: pytest.TempPathFactory, name: str) -> Path:
+    """Return a folder that all pytest-xdist workers of this session share."""
+    root = factory.getbasetemp()
+    folder = (root.parent if os.environ.get("PYTEST_XDIST_WORKER") else root) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextmanager
+def one_worker(lock: Path) -> Iterator[None]:
+    """Admit one worker at a time."""
+    import fcntl
+
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 class Compiler:
-    def __init__(self, command: str, folder: Path, suffix: str = "", link: tuple[str, ...] = ()) -> None:
+    """A C++ compiler and a folder with what it made, which all workers of a session share.
+
+    library: returns a static library with the whole engine; None: its sources are compiled with little optimization
+    """
+
+    def __init__(
+        self,
+        command: str,
+        folder: Path,
+        suffix: str = "",
+        link: tuple[str, ...] = (),
+        library: Callable[[], Path] | None = None,
+    ) -> None:
         self.command = command
         self.folder = folder
         self.suffix, self.link = suffix, link
+        self.library = library
 
     def object(self, source: str | Path, *flags: str) -> Path:
         """Compile a file, given by its path below native/ or by an absolute path."""
         flags = flags or ("-O2",)
         name = re.sub(r"\W+", "_", " ".join((str(source), *flags)))
         to = self.folder / f"{name}.o"
-        if not to.exists():
-            flags = (*flags, *FLAGS.get(str(source), ()))
-            run(self.command, *STANDARD, *flags, "-I", NATIVE, "-isystem", json_headers(), "-c", NATIVE / source, "-o", to)
+        with one_worker(to.with_suffix(".lock")):
+            if not to.exists():
+                flags = (*flags, *FLAGS.get(str(source), ()))
+                run(self.command, *STANDARD, *flags, "-I", NATIVE, "-isystem", json_headers(), "-c", NATIVE / source, "-o", to)
         return to
 
     def engine(self) -> list[Path]:
-        """Compile the whole engine with little optimization, to save time."""
-        return [self.object(name, "-O1") for name in core()]
+        """Return the whole engine, which must be linked last."""
+        return [self.library()] if self.library else [self.object(name, "-O1") for name in core()]
 
     def avx512_shim(self) -> list[Path]:
         """Compile the AVX-512 kernels with emulated instructions."""
@@ -74,6 +112,7 @@ class Compiler:
 
     def program(self, *objects: Path) -> Path:
         to = self.folder / f"{objects[0].stem}{self.suffix}"
-        if not to.exists():
-            run(self.command, *objects, "-pthread", *self.link, "-o", to)
+        with one_worker(self.folder / f"{objects[0].stem}.program.lock"):
+            if not to.exists():
+                run(self.command, *objects, "-pthread", *self.link, "-o", to)
         return to

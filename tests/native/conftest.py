@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 
 import pytest
 
-from tests.native.compilers import Compiler, run, tool
+from tests.native.compilers import Compiler, run, session_folder, tool
 from tests.native.library import Library, install, shared_folder
 
 
 @pytest.fixture(scope="session")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    return Compiler(tool("g++", "c++"), tmp_path_factory.mktemp("native"))
+def compiler(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Compiler:
+    def static() -> Path:
+        library: Library = request.getfixturevalue("library")
+        return library.static
+
+    folder = session_folder(tmp_path_factory, "native")
+    return Compiler(tool("g++", "c++"), folder, library=static if platform.system() == "Linux" else None)
 
 
 @pytest.fixture(scope="session")
@@ -31,17 +37,17 @@ def gcc(x86_compiler: Compiler) -> Compiler:
 
 @pytest.fixture(scope="session")
 def aarch64_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    return Compiler(tool("aarch64-linux-gnu-g++"), tmp_path_factory.mktemp("aarch64"))
+    return Compiler(tool("aarch64-linux-gnu-g++"), session_folder(tmp_path_factory, "aarch64"))
 
 
 @pytest.fixture(scope="session")
 def s390x_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    return Compiler(tool("s390x-linux-gnu-g++"), tmp_path_factory.mktemp("s390x"))
+    return Compiler(tool("s390x-linux-gnu-g++"), session_folder(tmp_path_factory, "s390x"))
 
 
 @pytest.fixture(scope="session")
 def windows_compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    return Compiler(tool("x86_64-w64-mingw32-g++-posix"), tmp_path_factory.mktemp("windows"), ".exe", ("-static",))
+    return Compiler(tool("x86_64-w64-mingw32-g++-posix"), session_folder(tmp_path_factory, "windows"), ".exe", ("-static",))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.compilers import NATIVE, run, tool
+from tests.native.compilers import NATIVE, one_worker, run, session_folder, tool
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class Library:
     @property
     def shared(self) -> Path:
         return self.prefix / "lib" / "libfqvit.so"
+
+    @property
+    def static(self) -> Path:
+        return self.prefix / "lib" / "libfqvit.a"
 
     @property
     def command(self) -> Path:
@@ -76,11 +80,6 @@ def install(folder: Path, cc: str, cxx: str, *options: str) -> Library:
 @contextmanager
 def shared_folder(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
     """Yield a folder that all pytest-xdist workers of this session share; a lock admits one worker at a time."""
-    import fcntl
-
-    root = factory.getbasetemp()
-    folder = (root.parent if os.environ.get("PYTEST_XDIST_WORKER") else root) / name
-    folder.mkdir(exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = session_folder(factory, name)
+    with one_worker(folder / "lock"):
         yield folder

@@ -44,7 +44,7 @@ def gemm_test(compiler: Compiler) -> Path:
     return compiler.program(
         compiler.object("test/gemm_test.cpp", "-O1"),
         compiler.object("test/gemm_vnni_shim.cpp", "-O1"),
-        *map(compiler.object, GEMMS),
+        *compiler.engine(),
     )
 
 

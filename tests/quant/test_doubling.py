@@ -16,7 +16,7 @@ from fqvit.models.pixels import normalise
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.doubling import OFFSET, SHARE, double, offsets
-from fqvit.quant.recipe import RECIPES, Recipe, with_profile
+from fqvit.quant.recipe import RECIPES, Recipe, detector_recipe, with_bits, with_methods, with_profile
 from fqvit.quant.simulate import Simulation
 from fqvit.quant.splitting import find_mlps, weight_of
 from fqvit.runtime.native import Engine
@@ -117,4 +117,13 @@ def test_wrong_neurons_are_rejected() -> None:
             double(graph, {"blocks.0.mlp.fc1": neurons})
     with pytest.raises(ValueError, match="doubled requires mlps doubled"):
         Recipe(name="wrong", doubled={"blocks.0.mlp.fc1": (0,)})
-    assert with_profile(EMBEDDING, "npu").mlps == "whole"
+    with pytest.raises(ValueError, match="doubled requires rounding compensated"):
+        Recipe(name="wrong", mlps="doubled", doubled={"blocks.0.mlp.fc1": (0,)})
+
+
+def test_methods_without_doubled_neurons_clear_their_list() -> None:
+    chosen = msgspec.structs.replace(EMBEDDING, doubled={"blocks.0.mlp.fc1": (0,)})
+    npu = with_profile(chosen, "npu")
+    assert npu.mlps == "whole" and not npu.doubled
+    assert not with_methods(with_bits(chosen, "6/6/4")).doubled
+    assert not detector_recipe(chosen).doubled

@@ -1,6 +1,6 @@
-// The micro-kernel of gemm_avx2.cpp, which multiplies quads of u8 activations and i8 weights, and the checks that its
-// weights need. attention_avx2.cpp uses it for the scores, with the keys as weights. gemm_avx2.cpp describes the
-// method.
+// The interface of the micro-kernel of gemm_avx2.cpp (gemm_tile_avx2.h), which multiplies quads of u8 activations and
+// i8 weights, and the checks that its weights need. attention_avx2.cpp uses it for the scores, with the keys as
+// weights. gemm_avx2.cpp describes the method.
 #pragma once
 
 #include <cstddef>

@@ -35,11 +35,10 @@ FQVIT_TARGET void multiply_tile(const std::int8_t* w, const std::uint8_t* x, std
     multiply_rows<prefetch>(std::make_integer_sequence<int, rows>(), w, x, quads, out);
 }
 
-// Images have many rows, in blocks of nearly the same size, so only tiles of nearly ROWS rows are worth a second
-// version.
+// Only tiles of ROWS - 2 to ROWS rows have a version with prefetching: images have many rows, in blocks of nearly ROWS.
 template <bool prefetch, int... r>
 constexpr std::array<MicroKernel, ROWS> by_rows(std::integer_sequence<int, r...>) {
-    return {multiply_tile < r + 1, prefetch && r + 3 >= ROWS > ...};
+    return {multiply_tile<r + 1, (prefetch && r + 3 >= ROWS)>...};
 }
 
 template <bool prefetch>

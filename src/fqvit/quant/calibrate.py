@@ -37,7 +37,6 @@ from fqvit.quant.batches import ImageSample, mark_last, rebatch, sample_size, sh
 from fqvit.quant.calibration import Calibration, double_neurons
 from fqvit.quant.centering import center, key_centers
 from fqvit.quant.channels import ChannelRange
-from fqvit.quant.doubling import DOUBLING
 from fqvit.quant.methods import auto, narrow
 from fqvit.quant.methods.bitsplit import bit_split
 from fqvit.quant.methods.compensate import compensate
@@ -49,7 +48,7 @@ from fqvit.quant.observers import Attended, Ema, MinMax, Observer, Omse, Percent
 from fqvit.quant.plan import SitePlan, plan
 from fqvit.quant.points import observation_points
 from fqvit.quant.qparams import QParams, affine, concatenate, log2, relative, symmetric
-from fqvit.quant.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from fqvit.quant.recipe import DEFAULT_RECIPE, DOUBLING, Recipe, load_recipe
 from fqvit.quant.rotating import rotate
 from fqvit.quant.simulate import table_softmax
 from fqvit.quant.splitting import choose_outliers, split, split_parts

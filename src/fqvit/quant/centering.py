@@ -60,7 +60,7 @@ def key_centers(graph: Graph, preprocess: Preprocess, where: torch.device | None
     def visit(node: Node, y: Tensor) -> Tensor:
         if node.name in layers:
             key = y.chunk(3, -1)[KEY]
-            centers[node.name] = key.reshape(-1, key.shape[-1]).double().mean(0).cpu().numpy()
+            centers[node.name] = key.reshape(-1, key.shape[-1]).cpu().double().mean(0).numpy()
         return y
 
     graph.run_all(torch.zeros(1, preprocess.channels, preprocess.height, preprocess.width, device=where), visit)

@@ -27,7 +27,6 @@ from fqvit.quant.splitting import Outliers, find_mlps, weight_of, with_weight
 
 Floats = NDArray[np.float64]
 OFFSET = 7 / 4
-DOUBLING = ("compensated", "weighted", "reconstructed")  # roundings that add the offsets
 SHARE = 1 / 8  # of the neurons of an MLP have two copies
 
 

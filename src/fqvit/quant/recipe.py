@@ -21,6 +21,7 @@ from fqvit.errors import FqvitError
 Bits = Annotated[int, msgspec.Meta(ge=2, le=8)]
 SiteBits = Annotated[int, msgspec.Meta(ge=2, le=16)]  # more than 8 only for residual, hidden, scores and output
 RangeObserver = Literal["minmax", "ema", "percentile", "omse"]
+DOUBLING = ("compensated", "weighted", "reconstructed")  # roundings that can round two copies of a neuron differently
 
 
 class SiteRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -142,6 +143,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("outliers require mlps split")
         if self.mlps != "doubled" and self.doubled:
             raise ValueError("doubled requires mlps doubled")
+        if self.doubled and self.rounding not in DOUBLING:
+            raise ValueError(f"doubled requires rounding {', '.join(DOUBLING)}")
         if self.gelu == "spaced" and self.ranges != "least-error":
             raise ValueError("gelu spaced requires ranges least-error")
         if self.rounding == "bit-split" and (self.nonlinear == "integer" or self.weight_group or self.intervals != "observed"):
@@ -202,14 +205,11 @@ _DEFAULT: dict[str, Any] = {
 # `auto` narrows weights to 4 bits, so their rounding needs the statistics of more images.
 _SEARCH: dict[str, Any] = {"rounding": "compensated", "refine_images": 128}
 
+# Without the neurons that a saved recipe lists.
+_WHOLE: dict[str, Any] = {"mlps": "whole", "outliers": {}, "doubled": {}}
+
 # For `embedding`: features are compared with each other directly, so every part of them counts, not just the best class.
-_FINE: dict[str, Any] = {
-    "levels": "curve",
-    "keys": "leveled",
-    "scores": "attended",
-    "values": "widened",
-    "gelu_floor": 0.9,
-}
+_FINE: dict[str, Any] = {"levels": "curve", "keys": "leveled", "scores": "attended", "values": "widened", "gelu_floor": 0.9}
 
 # With fewer than 8 bits: every method that reduces the error. Scores are read by the softmax only and keep 8 bits.
 _LOW: dict[str, Any] = {
@@ -223,6 +223,7 @@ _LOW: dict[str, Any] = {
     "gelu_floor": 0.0,  # scales of GELU outputs are searched
     "extremes": "observed",
     "mlps": "split",
+    "doubled": {},
     "refine_images": 256,
 }
 _LOW_SITES = {**_OURS["sites"], "scores": SiteRule(bits=8)}
@@ -232,7 +233,7 @@ _W4: dict[str, Any] = {
     "ranges": "least-error",
     "heads": "plain",
     "extremes": "observed",
-    "mlps": "whole",
+    **_WHOLE,
     "refine_images": 256,
     **_FINE,
 }
@@ -242,7 +243,7 @@ WEIGHT_GROUP_A8 = 8
 
 # Hardware with symmetric int8 and 16-bit multipliers. No codes are wider than 8 bits, so the residual stream needs PTF.
 # Codes of attention and GELU outputs are those that such hardware represents exactly.
-_NPU: dict[str, Any] = {"symmetric": True, "mult": "short", "levels": "powers", "gelu_floor": 0.0, "mlps": "whole"}
+_NPU: dict[str, Any] = {"symmetric": True, "mult": "short", "levels": "powers", "gelu_floor": 0.0, **_WHOLE}
 
 RECIPES = {
     recipe.name: recipe
@@ -354,7 +355,7 @@ def check_integer(recipe: Recipe) -> None:
 def detector_recipe(recipe: Recipe) -> Recipe:
     """Return the recipe for a detector: `weighted` becomes `nearest`, because tokens are weighted by one output vector only."""
     check_integer(recipe)
-    return msgspec.structs.replace(recipe, rounding="nearest") if recipe.rounding == "weighted" else recipe
+    return msgspec.structs.replace(recipe, rounding="nearest", doubled={}) if recipe.rounding == "weighted" else recipe
 
 
 def with_profile(recipe: Recipe, profile: str) -> Recipe:

@@ -33,11 +33,14 @@ def rotate(graph: Graph, recipe: Recipe) -> Graph:
 
 
 def _heads(graph: Graph, layer: str) -> int:
-    """Return the number of heads of a layer in key_layers; 0 if its Q is read by anything but scores."""
+    """Return the number of heads of a layer in key_layers; 0 if its Q and K are read by anything but scores of both."""
     split = [node for node in graph.nodes if layer in node.inputs and isinstance(node.leaf, Heads)]
     queries = {node.name for node in split if isinstance(node.leaf, Heads) and node.leaf.part == QUERY}
-    readers = [node for node in graph.nodes if queries & set(node.inputs)]
-    only_scores = all(isinstance(node.leaf, Scores) and node.inputs[0] in queries for node in readers)
+    keys = {node.name for node in split if isinstance(node.leaf, Heads) and node.leaf.part == KEY}
+    readers = [node for node in graph.nodes if (queries | keys) & set(node.inputs)]
+    only_scores = all(
+        isinstance(node.leaf, Scores) and node.inputs[0] in queries and node.inputs[1] in keys for node in readers
+    )
     counts = {node.leaf.heads for node in split if isinstance(node.leaf, Heads) and node.leaf.part in (QUERY, KEY)}
     return counts.pop() if readers and only_scores and len(counts) == 1 and not queries & set(graph.outputs) else 0
 
@@ -52,9 +55,9 @@ def _rotated(node: Node, heads: int) -> Node:
 def _rotate_rows(rows: Tensor, heads: int) -> Tensor:
     """Multiply the channels of every head of Q and K by R: rows [3 C, n] -> [3 C, n]; those of V do not change."""
     channels = len(rows) // 3
-    parts = rows[: 2 * channels].reshape(2 * heads, channels // heads, -1).double()
-    matrix = rotation(channels // heads).to(parts.device)
-    return torch.cat([(matrix @ parts).reshape(2 * channels, -1).to(rows.dtype), rows[2 * channels :]])
+    parts = rows[: 2 * channels].reshape(2 * heads, channels // heads, -1)
+    rotated = (rotation(channels // heads) @ parts.cpu().double()).reshape(2 * channels, -1)  # some devices have no float64
+    return torch.cat([rotated.to(rows.dtype).to(rows.device), rows[2 * channels :]])
 
 
 def rotation(size: int) -> Tensor:

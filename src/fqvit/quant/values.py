@@ -64,7 +64,7 @@ def widen_values(
     for path in paths:
         leaf = graph.node(path.reader).leaf
         assert isinstance(leaf, Linear)
-        norms = leaf.weight.detach().double().square().sum(0).cpu().numpy()
+        norms = leaf.weight.detach().cpu().double().square().sum(0).numpy()
         for each in observers:
             (joint,), (product,) = each[path.layer], each[path.context]
             assert isinstance(joint, ChannelRange) and isinstance(product, ChannelRange)
@@ -115,8 +115,8 @@ def _attention_squares(
 
     def visit(node: Node, y: Tensor) -> Tensor:
         if node.name in sites:
-            rows = y.double().square().sum(-1).mean(-1)  # [N, ..., H]
-            sums[node.name].append(rows.reshape(-1, rows.shape[-1]).mean(0).cpu())
+            rows = y.cpu().double().square().sum(-1).mean(-1)  # [N, ..., H]
+            sums[node.name].append(rows.reshape(-1, rows.shape[-1]).mean(0))
         return y
 
     for i in np.arange(count) * len(images) // count if sites else ():

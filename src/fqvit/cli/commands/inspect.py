@@ -153,9 +153,11 @@ def _text(program: Program, found: Inspection, file: Path) -> str:
 
 def _weights(found: Inspection) -> str:
     groups = " or ".join(map(str, found.groups))
-    power = f" (in groups of {groups}: one power of two per group)" if found.groups else ""
-    kinds = "; ".join(f"{count:,} {bits}-bit codes" for bits, count in found.weights_by_bits.items())
-    return f"{kinds}{power}; {found.bits_per_weight:.2f} bits per weight"
+    kinds = (("codebooks", "one codebook"), ("weight exponents", "one power of two"))
+    shared = " or ".join(text for kind, text in kinds if found.bytes.get(kind))
+    per_group = f" (in groups of {groups}: {shared} per group)" if found.groups else ""
+    codes = "; ".join(f"{count:,} {bits}-bit codes" for bits, count in found.weights_by_bits.items())
+    return f"{codes}{per_group}; {found.bits_per_weight:.2f} bits per weight"
 
 
 def _packed(found: Inspection) -> str:
