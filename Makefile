@@ -27,7 +27,7 @@ CHECKED_TESTS := tests/ir tests/lowering tests/quant tests/golden tests/runtime/
 check: lint
 	$(PYTEST) $(PARALLEL) -m 'not slow and not nightly' $(CHECKED_TESTS)
 
-# The full suite, which must pass before a change lands: under 12 minutes on 2 cores.
+# The full suite, which must pass before a change lands: about half an hour on 2 cores.
 test: lint oracles
 	$(PYTEST) $(PARALLEL)
 

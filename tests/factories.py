@@ -26,6 +26,7 @@ from fqvit.models.swin import Swin
 from fqvit.models.vit import ViT
 from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
+from fqvit.quant.methods import reconstruct
 from fqvit.quant.recipe import Recipe, load_recipe
 from fqvit.runtime.reference import Reference
 
@@ -139,3 +140,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_steps() -> Iterator[None]:
+    """Learn weights in a few steps. Import this fixture in modules that do not check how accurate learned programs are."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("STEPS", "WEIGHT_STEPS"):
+            patch.setattr(reconstruct, name, 3)
+        yield

@@ -38,6 +38,7 @@ from tests.detect.detectors import CONFIGS, SETTINGS
 from tests.detect.saved import write_all
 from tests.detect.test_programs import detector_of, sample_images
 from tests.factories import assert_same
+from tests.factories import few_steps as few_steps
 from tests.factories import one_thread as one_thread
 
 AUTO = RECIPES["auto"]
@@ -50,8 +51,6 @@ def quick() -> Any:
         patch.setattr(sample_module, "CROPS_PER_IMAGE", 1)
         patch.setattr(sample_module, "BOX_FEATURES", 64)
         patch.setattr(sample_module, "MASK_FEATURES", 16)
-        for name in ("STEPS", "WEIGHT_STEPS"):
-            patch.setattr(reconstruct, name, 3)
         yield
 
 

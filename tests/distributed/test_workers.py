@@ -26,6 +26,7 @@ from fqvit.quant.calibrate import calibrate
 from fqvit.quant.recipe import RECIPES
 from tests.cli.command_line import assert_rejected, fqvit
 from tests.distributed.together import ThreadGroup, ends, start, together
+from tests.factories import few_steps as few_steps
 from tests.factories import float_model, images_for
 from tests.factories import one_thread as one_thread
 
@@ -170,8 +171,8 @@ def test_images_are_sampled_only_for_recipes_that_need_a_second_pass() -> None:
     second = {
         "bit-split": 256,
         "w4": 256,
-        "w6a6": 256,
-        "w4a4": 256,
+        "w6a6": 512,
+        "w4a4": 512,
         "embedding": 384,
         "fqvit": 24,
         "fast": 24,

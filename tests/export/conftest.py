@@ -10,6 +10,7 @@ from fqvit.export.c import export
 from fqvit.ir.program import Program
 from tests.export.compiled import Builder
 from tests.factories import embedded_program
+from tests.factories import few_steps as few_steps
 from tests.factories import one_thread as one_thread
 from tests.native.compilers import tool
 

@@ -36,6 +36,7 @@ from fqvit.quant.qparams import affine
 from fqvit.quant.recipe import RECIPES, SiteRule, load_recipe
 from fqvit.quant.simulate import Simulation
 from tests.factories import MODELS, calibration_of, float_model, images_for
+from tests.factories import few_steps as few_steps
 from tests.factories import one_thread as one_thread
 
 MODEL = float_model("vit")

@@ -17,6 +17,7 @@ from fqvit.quant.calibrate import calibrate
 from fqvit.quant.calibration import Calibration
 from fqvit.quant.recipe import RECIPES
 from tests.distributed.together import together
+from tests.factories import few_steps as few_steps
 from tests.factories import float_model, images_for
 from tests.factories import one_thread as one_thread
 

@@ -224,7 +224,7 @@ _LOW: dict[str, Any] = {
     "extremes": "observed",
     "mlps": "split",
     "doubled": {},
-    "refine_images": 256,
+    "refine_images": 512,
 }
 _LOW_SITES = {**_OURS["sites"], "scores": SiteRule(bits=8)}
 # With 4-bit weights and 8-bit activations: learned weights, and the finer activations of `embedding`.

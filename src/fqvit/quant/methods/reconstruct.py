@@ -31,7 +31,7 @@ from fqvit.quant.methods.segments import Segment, importance, segments
 from fqvit.quant.methods.trainable import Rates, Trainable
 from fqvit.system.progress import Progress
 
-STEPS = 150  # steps of Adam per segment
+STEPS = 300  # steps of Adam per segment
 WEIGHT_STEPS = 120  # if no scales of sites are learned, because only the weights cause errors
 TOKENS = 512  # tokens per step, for segments that treat tokens alike
 IMAGES_PER_STEP = 4  # for other segments
