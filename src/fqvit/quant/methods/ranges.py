@@ -19,8 +19,8 @@ from fqvit.quant.plan import SitePlan
 from fqvit.quant.qparams import QParams
 
 FACTORS = np.geomspace(1.0, 0.2, 20)  # factors on the observed range
-ROWS = 1024  # at most this many rows are scored
-ELEMENTS = 2**16  # about this many GELU outputs are scored
+ROWS = 8192  # at most this many rows are scored: outliers that the result depends on may be rare
+ELEMENTS = 2**19  # about this many GELU outputs are scored
 Floats = NDArray[np.float64]
 
 
