@@ -144,7 +144,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_steps() -> Iterator[None]:
-    """Learn weights in a few steps. Import this fixture in modules that do not check how accurate learned programs are."""
+    """Learn weights in a few steps, to save time. Not for tests of what learning gains."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("STEPS", "WEIGHT_STEPS"):
             patch.setattr(reconstruct, name, 3)

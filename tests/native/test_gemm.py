@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from fqvit import _native
-from tests.native.compilers import Compiler, core, run, tool
+from tests.native.compilers import Compiler, run, tool
 
 ARM_ROOT = Path("/usr/aarch64-linux-gnu")
-GEMMS = [source for source in core() if "/gemm_" in source]
 VNNI = "kernels/vnni/gemm_vnni.cpp"
 # Number of tile functions per file: one for each number of rows from 1 to 6. The file with dot products also has the tiles of
 # attention, for 1 to 4 rows.
